@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests: canonical JSON, files, arrays, and the code that made a result."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PACKAGE = "routeblock"
+PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+
+
+def canonical_json(value: Any) -> bytes:
+    """Canonical JSON of `value`: sorted keys, no spaces, UTF-8, no newline at the end. NaN is refused."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def sha256_bytes(data: bytes | memoryview) -> str:
+    """SHA-256 of `data` as 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """SHA-256 of the canonical JSON of `value`."""
+    return sha256_bytes(canonical_json(value))
+
+
+def sha256_array(array: np.ndarray[Any, Any]) -> str:
+    """SHA-256 of the C-contiguous bytes of `array`; shape and dtype are not part of it."""
+    return sha256_bytes(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file, streamed."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _module_file(module: str) -> Path | None:
+    base = PACKAGE_ROOT.joinpath(*module.split(".")[1:])
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+@cache
+def _parsed(module: str) -> tuple[str, frozenset[str]]:
+    """The module's code without comments and docstrings, and the package's modules that it imports."""
+    path = _module_file(module)
+    assert path is not None, module
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    is_package = path.name == "__init__.py"
+    imports: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports.update(a.name for a in node.names if a.name.split(".")[0] == PACKAGE)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".") if is_package else module.split(".")[:-1]
+                parts = parts[: len(parts) - node.level + 1]
+                base = ".".join(parts + ([base] if base else []))
+            if base.split(".")[0] != PACKAGE:
+                continue
+            imports.add(base)
+            imports.update(f"{base}.{a.name}" for a in node.names)
+        elif isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            body = node.body
+            if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+                node.body = body[1:] if len(body) > 1 or isinstance(node, ast.Module) else [ast.Pass()]
+    found = {m for m in imports if _module_file(m) is not None}
+    # A package's __init__ runs before its modules, so it belongs to them.
+    for m in [module, *found]:
+        parts = m.split(".")
+        found.update(".".join(parts[:i]) for i in range(1, len(parts)))
+    found.discard(module)
+    return ast.dump(tree), frozenset(found)
+
+
+def import_closure(modules: Iterable[str]) -> list[str]:
+    """Every module of this package that `modules` import, directly or not, in sorted order, themselves included."""
+    todo, seen = list(modules), set[str]()
+    while todo:
+        m = todo.pop()
+        if m in seen:
+            continue
+        if _module_file(m) is None:
+            raise ModuleNotFoundError(f"no module {m} in {PACKAGE_ROOT}")
+        seen.add(m)
+        todo.extend(_parsed(m)[1])
+    return sorted(seen)
+
+
+def code_digest(*modules: str, files: Iterable[str] = ()) -> str:
+    """SHA-256 over the code that `modules` import inside this package; comments and docstrings do not count.
+
+    `files` are further sources by their path inside the package (.cu, .c, schemas): their bytes count.
+    """
+    code = {m: sha256_bytes(_parsed(m)[0].encode()) for m in import_closure(modules)}
+    return sha256_json({"modules": code, "files": {f: sha256_file(PACKAGE_ROOT / f) for f in files}})
