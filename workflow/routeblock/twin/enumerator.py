@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Walks the CUDA blocks of a launch one by one."""
