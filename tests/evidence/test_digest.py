@@ -16,7 +16,7 @@ FILES = {
     "moe/routing.py": "from routeblock.errors import E\n\n\ndef align(x):\n    return x + 1\n",
     "moe/unused.py": "x = 1\n",
     "twin/__init__.py": "FLAG = True\n",
-    "twin/gemm.py": "from ..moe import routing\nfrom . import tensor_core\n\n\ndef gemm(x):\n    return routing.align(x)\n",
+    "twin/gemm.py": "from ..moe.routing import align\nfrom . import tensor_core\n\ngemm = align\n",
     "twin/tensor_core.py": "def step(x):\n    return x\n",
     "study.py": "import numpy\n\n\ndef run(x):\n    import routeblock.twin.gemm as g\n\n    return g.gemm(x)\n",
     "kernel.cu": "__global__ void f() {}\n",
