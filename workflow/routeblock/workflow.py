@@ -8,10 +8,15 @@ The command line hands a rule's code digest to the function that seals. No study
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from routeblock.config import Config, check
+from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
+from routeblock.evidence.files import writable_folder
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,21 @@ RULES: dict[str, Code] = {
 
 # Inputs that are given and not produced, in the checkout.
 GIVEN = ("config.yaml", "envs", "fixtures")
+
+
+def prepare(settings: Any, results: Path) -> Config:
+    """Check the workflow's settings and results folder, and let its shell commands find `routeblock`.
+
+    What does not fit ends this process with one line and 2, as it ends a command: Snakemake would add a traceback.
+    """
+    bin_folder = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])
+    try:
+        writable_folder(results)
+        return check(settings, where="config.yaml")
+    except InputError as e:
+        print(e, file=sys.stderr)
+        sys.exit(2)
 
 
 def code(rule: str) -> str:

@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,6 +65,16 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         _swap(tmp, path)
 
 
+def writable_folder(path: Path) -> None:
+    """Make the folder if need be, and try that it takes a file. Raises `InputError` if it does not."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as e:
+        raise _unwritable(path, e) from e
+
+
 def _swap(new: Path, path: Path) -> None:
     if not path.is_dir() or not any(path.iterdir()):
         new.rename(path)
@@ -97,13 +108,17 @@ def _temporary(path: Path, remove: Callable[[Path], None]) -> Iterator[Path]:
         with suppress(OSError):  # e.g. the parent is a file: then nothing was written there
             remove(tmp)
         if isinstance(e, OSError) and _is_about(e, tmp, path):
-            raise InputError(
-                f"cannot be written: {e.strerror or e}",
-                where=str(path),
-                limit="a result needs a folder with space and write permission",
-                way_out=_WAYS_OUT.get(e.errno or 0, "choose another folder"),
-            ) from e
+            raise _unwritable(path, e) from e
         raise
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot be written: {error.strerror or error}",
+        where=str(path),
+        limit="a result needs a folder with space and write permission",
+        way_out=_WAYS_OUT.get(error.errno or 0, "choose another folder"),
+    )
 
 
 def _is_about(error: OSError, *targets: Path) -> bool:
