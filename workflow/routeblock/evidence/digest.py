@@ -34,7 +34,7 @@ def sha256_json(value: Any) -> str:
 
 def sha256_array(array: np.ndarray[Any, Any]) -> str:
     """SHA-256 of the C-contiguous bytes of `array`; shape and dtype are not part of it."""
-    return sha256_bytes(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+    return sha256_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def sha256_file(path: Path) -> str:

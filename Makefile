@@ -1,0 +1,50 @@
+# Set-up, checks and studies. All of it runs in .venv, whatever environment is active.
+
+PYTHON ?= python3
+CORES ?= 2
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint envs/constraints.txt
+
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
+export PYTHONNOUSERSITE := 1
+export PYTHONUTF8 := 1
+
+.PHONY: setup study test verify repair clean
+
+setup: .venv/base.stamp
+
+.venv/base.stamp: envs/base.txt envs/constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit(f"$(PYTHON) is Python {v}; 3.11 or newer is needed; name one: make PYTHON=python3.12")'
+	@echo "setting up .venv"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) --requirement envs/base.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/dev.stamp: .venv/base.stamp envs/dev.txt
+	@$(PIP) --requirement envs/dev.txt
+	@touch $@
+
+study: setup
+	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES)
+
+test: .venv/dev.stamp
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/snakefmt --check Snakefile workflow/rules
+	@$(BIN)/python tests/workflow/lint.py
+	@$(BIN)/pytest -n 2
+
+verify: setup
+	@$(BIN)/routeblock verify results
+
+repair: setup
+	@$(BIN)/routeblock repair results
+	@$(MAKE) --no-print-directory study
+	@$(MAKE) --no-print-directory verify
+
+clean:
+	@find results reports -mindepth 1 -maxdepth 1 ! -name .gitkeep ! -name README.md -exec rm -rf {} +
+	@rm -rf .snakemake .pytest_cache .mypy_cache .ruff_cache

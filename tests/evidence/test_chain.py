@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A chain of three rules: fixture -> run -> table, with a given source file outside results/."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from routeblock.errors import InputError
+from routeblock.evidence.chain import Kind, repair, seal, verify
+from routeblock.evidence.digest import canonical_json
+
+CODE = {"fixture": "a" * 64, "run": "b" * 64, "table": "c" * 64}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    root = tmp_path / "results"
+    source = tmp_path / "given" / "numbers.json"
+    fixture, run, table = root / "fixture" / "f.bin", root / "run" / "r.bin", root / "tables" / "t.csv"
+    for path, text in ((source, "12"), (fixture, "fixture"), (run, "run"), (table, "table")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    for rule, out, used in (("fixture", fixture, source), ("run", run, fixture), ("table", table, run)):
+        manifest = out.with_name(f"{rule}.manifest.json")
+        seal(manifest, rule=rule, outputs=[out], inputs=[used], parameters={"seed": 1}, code=CODE[rule])
+    return root
+
+
+def findings(root: Path, code: dict[str, str] | None = CODE) -> list[tuple[Kind, str]]:
+    found = verify(root, code=code, sources=[root.parent / "given"])
+    return [(f.kind, os.path.relpath(f.path, root)) for f in found]
+
+
+def rewrite(manifest: Path, change: Callable[[dict[str, object]], object]) -> None:
+    value = json.loads(manifest.read_bytes())
+    change(value)
+    manifest.write_bytes(canonical_json(value))
+
+
+def test_an_untouched_chain_holds(results: Path) -> None:
+    assert findings(results) == []
+
+
+def test_a_manifest_is_canonical_and_relative(results: Path) -> None:
+    data = (results / "run" / "run.manifest.json").read_bytes()
+    value = json.loads(data)
+    assert canonical_json(value) == data
+    assert [e["path"] for e in value["outputs"] + value["inputs"]] == ["r.bin", "../fixture/f.bin"]
+
+
+def test_the_chain_holds_wherever_the_folder_is_copied(results: Path, tmp_path: Path) -> None:
+    shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")
+    assert findings(tmp_path.parent / f"{tmp_path.name}-copy" / "results") == []
+
+
+def test_results_may_be_a_link_to_another_disk(results: Path, tmp_path: Path) -> None:
+    results.rename(tmp_path / "elsewhere")
+    results.symlink_to(tmp_path / "elsewhere")
+    assert findings(results) == []
+
+
+def test_an_edit_that_keeps_size_and_time_is_found(results: Path) -> None:
+    path = results / "run" / "r.bin"
+    before = path.stat()
+    path.write_text("rum")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert findings(results) == [(Kind.EDITED, "run/r.bin")]
+
+
+def test_a_touch_is_no_edit(results: Path) -> None:
+    os.utime(results / "run" / "r.bin", (1, 1))
+    assert findings(results) == []
+
+
+def test_the_artifact_nearest_the_source_comes_first(results: Path) -> None:
+    for path in ("tables/t.csv", "run/r.bin", "fixture/f.bin"):
+        (results / path).write_text("longer than before")
+    assert findings(results) == [
+        (Kind.RESIZED, "fixture/f.bin"),
+        (Kind.RESIZED, "run/r.bin"),
+        (Kind.RESIZED, "tables/t.csv"),
+    ]
+
+
+def test_a_deleted_output_is_missing(results: Path) -> None:
+    (results / "run" / "r.bin").unlink()
+    assert findings(results) == [(Kind.MISSING, "run/r.bin")]
+
+
+def test_an_edited_source_is_named(results: Path) -> None:
+    (results.parent / "given" / "numbers.json").write_text("13")
+    assert findings(results) == [(Kind.EDITED, "../given/numbers.json")]
+
+
+def test_an_edit_with_a_forged_manifest_is_caught_by_the_consumer(results: Path) -> None:
+    (results / "run" / "r.bin").write_text("rum")
+    manifest = results / "run" / "run.manifest.json"
+    seal(manifest, rule="run", outputs=[results / "run/r.bin"], inputs=[], parameters={}, code=CODE["run"])
+    assert findings(results) == [(Kind.INPUT_DIFFERS_FROM_PRODUCER, "tables/table.manifest.json")]
+
+
+def test_a_manifest_is_an_input_like_any_other(results: Path) -> None:
+    run = results / "run" / "run.manifest.json"
+    report = results / "report"
+    report.mkdir()
+    (report / "r.html").write_text("r")
+    seal(report / "r.manifest.json", rule="r", outputs=[report / "r.html"], inputs=[run], parameters={}, code="0" * 64)
+    assert findings(results) == []
+    rewrite(run, lambda m: m.update(parameters={"seed": 2}))
+    assert findings(results) == [(Kind.INPUT_DIFFERS_FROM_PRODUCER, "report/r.manifest.json")]
+
+
+def test_a_file_that_no_manifest_lists_is_unsealed(results: Path) -> None:
+    (results / "run" / "extra.bin").write_text("x")
+    assert findings(results) == [(Kind.UNSEALED_FILE, "run/extra.bin")]
+
+
+def test_logs_and_notes_need_no_seal(results: Path) -> None:
+    (results / "logs").mkdir()
+    for name in ("logs/run.txt", "run/r.log", "README.md", ".gitkeep"):
+        (results / name).write_text("x")
+    assert findings(results) == []
+
+
+def test_logs_above_the_root_excuse_nothing(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    moved = results.rename(tmp_path / "logs" / "results")
+    shutil.move(tmp_path / "given", tmp_path / "logs" / "given")
+    (moved / "extra.bin").write_text("x")
+    assert findings(moved) == [(Kind.UNSEALED_FILE, "extra.bin")]
+
+
+def test_without_its_manifest_an_input_has_no_producer(results: Path) -> None:
+    (results / "fixture" / "fixture.manifest.json").unlink()
+    assert findings(results)[0] == (Kind.INPUT_WITHOUT_PRODUCER, "fixture/f.bin")
+
+
+def test_a_result_of_older_code_is_stale(results: Path) -> None:
+    assert findings(results, CODE | {"run": "d" * 64}) == [(Kind.STALE_CODE, "run/run.manifest.json")]
+    assert findings(results, None) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"format":"routeblock.manifest.v1"}',
+    ],
+)
+def test_a_malformed_manifest_comes_first(results: Path, data: bytes) -> None:
+    (results / "tables" / "table.manifest.json").write_bytes(data)
+    (results / "fixture" / "f.bin").write_text("edited too")
+    assert findings(results)[0] == (Kind.MALFORMED_MANIFEST, "tables/table.manifest.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(format="routeblock.manifest.v2"),
+        lambda m: m.update(extra=1),
+        lambda m: m.update(code="z" * 64),
+        lambda m: m.update(outputs=[]),
+        lambda m: m["outputs"][0].update(size=-1),
+        lambda m: m["outputs"][0].update(size="3"),
+        lambda m: m["outputs"][0].update(sha256="0"),
+    ],
+)
+def test_a_manifest_of_another_form_is_malformed(results: Path, change: Callable[[dict[str, object]], object]) -> None:
+    rewrite(results / "run" / "run.manifest.json", change)
+    assert (Kind.MALFORMED_MANIFEST, "run/run.manifest.json") in findings(results)
+
+
+def test_a_manifest_that_is_not_canonical_is_malformed(results: Path) -> None:
+    path = results / "run" / "run.manifest.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert (Kind.MALFORMED_MANIFEST, "run/run.manifest.json") in findings(results)
+
+
+@pytest.mark.parametrize("path", ["../fixture/f.bin", "/etc/hostname", "..\\f.bin", "link", "r\0.bin", "../../given/x"])
+def test_outputs_never_leave_the_manifests_folder(results: Path, path: str) -> None:
+    (results / "run" / "link").symlink_to("/etc/hostname")
+    rewrite(results / "run" / "run.manifest.json", lambda m: m["outputs"][0].update(path=path))  # type: ignore[index]
+    assert (Kind.PATH_OUTSIDE, "run/run.manifest.json") in findings(results)
+
+
+@pytest.mark.parametrize("path", ["../../../../../etc/hostname", "../../other/x"])
+def test_inputs_come_from_the_results_or_a_source(results: Path, path: str) -> None:
+    rewrite(results / "run" / "run.manifest.json", lambda m: m["inputs"][0].update(path=path))  # type: ignore[index]
+    assert findings(results)[0] == (Kind.PATH_OUTSIDE, "run/run.manifest.json")
+
+
+def test_two_manifests_of_one_file_are_refused(results: Path) -> None:
+    shutil.copy(results / "run" / "run.manifest.json", results / "run" / "second.manifest.json")
+    assert findings(results)[0] == (Kind.PRODUCED_TWICE, "run/r.bin")
+
+
+def test_a_cycle_of_manifests_is_refused(results: Path) -> None:
+    table = {"path": "../tables/t.csv", "size": 5, "sha256": "0" * 64}
+    rewrite(results / "fixture" / "fixture.manifest.json", lambda m: m.update(inputs=[table]))
+    assert findings(results)[0] == (Kind.MANIFEST_CYCLE, "fixture/fixture.manifest.json")
+
+
+def test_a_named_pipe_does_not_hang_the_walk(results: Path) -> None:
+    (results / "run" / "r.bin").unlink()
+    os.mkfifo(results / "run" / "r.bin")
+    os.mkfifo(results / "pipe.manifest.json")
+    assert findings(results) == [(Kind.MALFORMED_MANIFEST, "pipe.manifest.json"), (Kind.UNREADABLE, "run/r.bin")]
+
+
+@pytest.mark.parametrize("make", [False, True])
+def test_nothing_to_verify_is_never_a_pass(tmp_path: Path, make: bool) -> None:
+    root = tmp_path / "results"
+    if make:
+        root.mkdir()
+    with pytest.raises(InputError, match="make study"):
+        verify(root, code=None)
+
+
+def test_seal_refuses_an_output_elsewhere_and_a_missing_file(results: Path) -> None:
+    for outputs, inputs in (([results / "fixture" / "f.bin"], []), ([results / "run" / "r.bin"], [results / "none"])):
+        with pytest.raises(InputError):
+            seal(
+                results / "run" / "new.manifest.json",
+                rule="run",
+                outputs=outputs,
+                inputs=inputs,
+                parameters={},
+                code="0" * 64,
+            )
+    assert not (results / "run" / "new.manifest.json").exists()
+
+
+def test_seal_takes_a_folder_for_the_files_below_it(results: Path) -> None:
+    path = results / "all.manifest.json"
+    for m in results.rglob("*.manifest.json"):
+        m.unlink()
+    seal(path, rule="all", outputs=[results], inputs=[], parameters={}, code="0" * 64)
+    assert [e["path"] for e in json.loads(path.read_bytes())["outputs"]] == [
+        "fixture/f.bin",
+        "run/r.bin",
+        "tables/t.csv",
+    ]
+    assert findings(results) == []
+
+
+def test_repair_removes_what_does_not_fit_and_all_that_came_of_it(results: Path) -> None:
+    (results / "run" / "r.bin").write_text("rum")
+    (results / "notes.txt").write_text("mine")
+    removed = repair(results, code=CODE, sources=[results.parent / "given"])
+    assert sorted(os.path.relpath(p, results) for p in removed) == [
+        "run/r.bin",
+        "run/run.manifest.json",
+        "tables/t.csv",
+        "tables/table.manifest.json",
+    ]
+    assert findings(results) == [(Kind.UNSEALED_FILE, "notes.txt")]
+
+
+def test_repair_leaves_an_edited_source_and_clears_leftovers(results: Path) -> None:
+    source = results.parent / "given" / "numbers.json"
+    source.write_text("13")
+    (results / ".run.0.routeblock-tmp").mkdir()
+    (results / ".run.0.routeblock-tmp" / "record.json").write_text("{")
+    repair(results, code=CODE, sources=[source])
+    assert source.read_text() == "13"
+    assert not [p for p in results.rglob("*") if p.is_file()]

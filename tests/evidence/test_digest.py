@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from routeblock.evidence import digest
+
+FILES = {
+    "__init__.py": '"""Package."""\nVERSION = 1\n',
+    "errors.py": "class E(Exception):\n    pass\n",
+    "moe/__init__.py": "",
+    "moe/routing.py": "from routeblock.errors import E\n\n\ndef align(x):\n    return x + 1\n",
+    "moe/unused.py": "x = 1\n",
+    "twin/__init__.py": "FLAG = True\n",
+    "twin/gemm.py": "from ..moe.routing import align\nfrom . import tensor_core\n\ngemm = align\n",
+    "twin/tensor_core.py": "def step(x):\n    return x\n",
+    "study.py": "import numpy\n\n\ndef run(x):\n    import routeblock.twin.gemm as g\n\n    return g.gemm(x)\n",
+    "kernel.cu": "__global__ void f() {}\n",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(digest, "PACKAGE_ROOT", tmp_path)
+    digest._parsed.cache_clear()
+    yield tmp_path
+    digest._parsed.cache_clear()
+
+
+def after(package: Path, name: str, text: str, *modules: str) -> tuple[str, str]:
+    """The digest of `modules` before and after `name` becomes `text`."""
+    before = digest.code_digest(*modules)
+    (package / name).write_text(text)
+    digest._parsed.cache_clear()
+    return before, digest.code_digest(*modules)
+
+
+def test_the_closure_follows_relative_absolute_and_local_imports_and_every_init(package: Path) -> None:
+    assert digest.import_closure(["routeblock.study"]) == [
+        "routeblock",
+        "routeblock.errors",
+        "routeblock.moe",
+        "routeblock.moe.routing",
+        "routeblock.study",
+        "routeblock.twin",
+        "routeblock.twin.gemm",
+        "routeblock.twin.tensor_core",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""New docstring."""\nfrom routeblock.errors import E\n\n\ndef align(x):\n    return x + 1\n',
+        "from routeblock.errors import E\n\n\n# why\ndef align(x):  # comment\n    return x + 1\n",
+        'from routeblock.errors import E\n\n\ndef align(x):\n    """Doc."""\n    return (x\n            + 1)\n',
+    ],
+)
+def test_comments_docstrings_and_layout_keep_the_digest(package: Path, text: str) -> None:
+    before, now = after(package, "moe/routing.py", text, "routeblock.study")
+    assert before == now
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from routeblock.errors import E\n\n\ndef align(x):\n    return x + 2\n",
+        "from routeblock.errors import E\n\n\ndef align(x, y=0):\n    return x + 1\n",
+        'from routeblock.errors import E\n\n\ndef align(x):\n    return "x"\n',
+    ],
+)
+def test_code_changes_the_digest_of_what_imports_it_and_of_nothing_else(package: Path, text: str) -> None:
+    others = digest.code_digest("routeblock.twin.tensor_core")
+    before, now = after(package, "moe/routing.py", text, "routeblock.study")
+    assert before != now
+    assert digest.code_digest("routeblock.twin.tensor_core") == others
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "twin/__init__.py"])
+def test_a_package_init_belongs_to_its_modules(package: Path, name: str) -> None:
+    before, now = after(package, name, "VERSION = 2\n", "routeblock.twin.tensor_core")
+    assert before != now
+
+
+def test_a_module_that_nothing_imports_does_not_count(package: Path) -> None:
+    before, now = after(package, "moe/unused.py", "x = 2\n", "routeblock.study")
+    assert before == now
+
+
+def test_every_byte_of_a_listed_file_counts(package: Path) -> None:
+    before = digest.code_digest("routeblock.study", files=["kernel.cu"])
+    (package / "kernel.cu").write_text("__global__ void f() {} // note\n")
+    assert digest.code_digest("routeblock.study", files=["kernel.cu"]) != before
+
+
+def test_an_unknown_module_is_refused(package: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"routeblock\.nowhere"):
+        digest.code_digest("routeblock.nowhere")
+
+
+def test_a_docstring_only_body_equals_a_pass(package: Path) -> None:
+    text = 'class E(Exception):\n    """An error."""\n'
+    before, now = after(package, "errors.py", text, "routeblock.errors")
+    assert before == now
+
+
+def test_canonical_json_is_sorted_tight_utf8_and_without_nan() -> None:
+    assert digest.canonical_json({"b": [1, 2], "a": "é"}) == '{"a":"é","b":[1,2]}'.encode()
+    with pytest.raises(ValueError):
+        digest.canonical_json(float("nan"))
+
+
+def test_an_array_digest_is_over_contiguous_bytes() -> None:
+    a = np.arange(12, dtype=np.float16).reshape(3, 4)
+    assert digest.sha256_array(a.T) == digest.sha256_bytes(a.T.tobytes())
+    assert digest.sha256_array(a[:0]) == digest.sha256_bytes(b"")
+    assert digest.sha256_array(np.float32([-0.0])) != digest.sha256_array(np.float32([0.0]))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import errno
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from routeblock.errors import InputError
+from routeblock.evidence.files import atomic_file, atomic_folder
+
+
+def test_a_file_appears_only_at_the_end(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "a.json"
+    with atomic_file(target) as tmp:
+        tmp.write_text("x")
+        assert not target.exists() and tmp.parent == target.parent
+    assert target.read_text() == "x"
+    assert [p.name for p in target.parent.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+    target = tmp_path / "a.json"
+    target.write_text("old")
+    with pytest.raises(error), atomic_file(target) as tmp:
+        tmp.write_text("half")
+        raise error
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_folder_replaces_an_earlier_result_of_the_same_kind(tmp_path: Path) -> None:
+    target = tmp_path / "run"
+    for text in ("first", "second"):
+        with atomic_folder(target) as tmp:
+            (tmp / "record.json").write_text(text)
+    assert (target / "record.json").read_text() == "second"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("precious")
+    with pytest.raises(InputError, match=r"thesis\.txt"), atomic_folder(tmp_path / "home") as tmp:
+        (tmp / "record.json").write_text("x")
+    assert [p.name for p in tmp_path.rglob("*")] == ["home", "thesis.txt"]
+
+
+def test_an_error_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "run") as tmp:
+        (tmp / "record.json").write_text("half")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("atomic", [atomic_file, atomic_folder])
+def test_a_file_in_the_way_is_one_line(tmp_path: Path, atomic: object) -> None:
+    (tmp_path / "in_the_way").write_text("x")
+    with (
+        pytest.raises(InputError, match=r"in_the_way/out: cannot be written: .*; .*; ") as e,
+        atomic(  # type: ignore[operator]
+            tmp_path / "in_the_way" / "out"
+        ),
+    ):
+        pass
+    assert "\n" not in str(e.value)
+    assert (tmp_path / "in_the_way").read_text() == "x"
+
+
+def test_a_file_where_the_folder_should_be_stays(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("x")
+    with pytest.raises(InputError, match="run: cannot be written"), atomic_folder(tmp_path / "run"):
+        pass
+    assert (tmp_path / "run").read_text() == "x"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_full_or_read_only_disk_is_about_the_target(tmp_path: Path, number: int) -> None:
+    with pytest.raises(InputError, match="run: cannot be written"), atomic_folder(tmp_path / "run"):
+        raise OSError(number, "no")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unreadable_input_is_not_blamed_on_the_target(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), atomic_folder(tmp_path / "run"):
+        (tmp_path / "input.json").read_text()
+
+
+def test_a_real_write_past_the_file_size_limit_leaves_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from routeblock.evidence.files import atomic_file\n"
+        "with atomic_file(Path(sys.argv[1])) as tmp: tmp.write_bytes(bytes(100_000))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", script, tmp_path / "big"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+    )
+    assert "InputError" in done.stderr and "File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from routeblock import cli, workflow
+from routeblock.evidence.chain import seal
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = sorted(typer.main.get_group(cli.app).commands)
+
+
+def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "routeblock", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    root = tmp_path / "results"
+    root.mkdir()
+    for name in ("a", "b"):
+        (root / f"{name}.bin").write_text(name)
+    outputs = [root / "a.bin", root / "b.bin"]
+    seal(root / "x.manifest.json", rule="x", outputs=outputs, inputs=[], parameters={}, code="0" * 64)
+    return root
+
+
+def test_help_of_every_command_loads_no_heavy_module() -> None:
+    script = (
+        "import sys; from routeblock.cli import main\n"
+        f"for c in {COMMANDS!r}: assert main([c, '--help']) == 0\n"
+        "heavy = {'numba', 'pandas', 'numpy', 'scipy', 'rich', 'snakemake'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_says_what_it_does() -> None:
+    for command in typer.main.get_group(cli.app).commands.values():
+        assert command.help
+
+
+def test_verify_holds(results: Path) -> None:
+    done = run("verify", results)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{results}: every artifact fits its manifest\n"
+
+
+def test_verify_names_the_first_and_counts_the_rest(results: Path) -> None:
+    for name in ("a", "b"):
+        (results / f"{name}.bin").write_text("?")
+    done = run("verify", results)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"{results}/a.bin: edited: ")
+    assert done.stdout.endswith("(and 1 more; -v lists them)\n") and done.stdout.count("\n") == 1
+    assert run("verify", results, "-v").stdout.count("\n") == 2
+
+
+def test_verify_knows_the_present_code_of_a_rule(results: Path) -> None:
+    manifest = results / "x.manifest.json"
+    for code, status in ((workflow.code("environment"), 0), ("0" * 64, 1)):
+        seal(manifest, rule="environment", outputs=[results], inputs=[], parameters={}, code=code)
+        assert run("verify", results).returncode == status
+        assert run("verify", results, "--ignore-code").returncode == 0
+
+
+def test_repair_then_verify_holds_no_edit(results: Path) -> None:
+    (results / "a.bin").write_text("?")
+    done = run("repair", results)
+    assert (done.returncode, done.stdout) == (0, f"{results}: 3 files removed\n")
+    assert list(results.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["verfy"],
+        ["verify"],
+        ["verify", "--nope", "results"],
+        ["verify", "/nowhere"],
+        ["schema", "--out"],
+        ["schema", "--out", "/dev/null/x"],
+        ["environment", "--out", "/dev/null/x"],
+        ["environment", "--out", "results/environment", "--pins", "/nowhere"],
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+
+
+def test_a_full_disk_under_our_output_is_one_line(results: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "routeblock", "verify", str(results)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "routeblock: No space left on device\n")
+
+
+def test_a_reader_that_goes_away_is_no_traceback(results: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "routeblock", "verify", str(results)]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_terminated_process_leaves_no_half_written_file(tmp_path: Path) -> None:
+    script = (
+        "import signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from routeblock import cli\n"
+        "def stuck(self, target):\n"
+        "    print(self.stat().st_size > 0, flush=True); time.sleep(60)\n"
+        "Path.replace = stuck\n"
+        "sys.exit(cli.main(['schema', '--out', sys.argv[1]]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"True\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 128 + signal.SIGTERM
+    process.stdout.close()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a study, from config.yaml: typed, and refused in one line where they do not fit."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from routeblock.errors import InputError
+
+
+class FixtureName(StrEnum):
+    """Which layer, routing and plans a study runs on."""
+
+    PUBLISHED_GEOMETRY = "published_geometry"
+
+
+class Lane(StrEnum):
+    """Where a study runs."""
+
+    TWIN_AMPERE = "twin-ampere"
+    TWIN_HOPPER = "twin-hopper"
+    CUDA = "cuda"
+    RECORDED_H200 = "recorded-h200"
+
+
+class Point(StrEnum):
+    """The operating point: thread sizes and grid of both GEMMs."""
+
+    PUBLISHED = "published"
+    AUTO = "auto"
+
+
+class PlanSource(StrEnum):
+    """Where the plans of the injected cells come from."""
+
+    STORED = "stored"
+    CAPTURED = "captured"
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) != len(values):
+        raise ValueError("lists one value twice")
+    return values
+
+
+_Some = (Field(min_length=1), AfterValidator(_distinct))
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Fixture(_Section):
+    """The layer that a study runs on."""
+
+    name: FixtureName
+    """Which fixture."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    """Seed of the drawn weights and inputs."""
+
+
+class Config(_Section):
+    """Every knob of config.yaml."""
+
+    fixture: Fixture
+    lanes: Annotated[tuple[Lane, ...], *_Some]
+    """Where to run; `cuda` needs a GPU and envs/cuda.txt."""
+    points: Annotated[tuple[Point, ...], *_Some]
+    """Operating points."""
+    plan_source: Annotated[tuple[PlanSource, ...], *_Some]
+    """Where injected plans come from."""
+    replicates: Annotated[int, Field(ge=1, le=1000)]
+    """Processes per cell and history."""
+
+
+def load(path: Path) -> Config:
+    """Read and check a YAML file. Raises `InputError`: unreadable, no YAML, a key twice, or as `check` does."""
+    try:
+        settings = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+    except OSError as e:
+        raise _refused(e.strerror or str(e), str(path), "a readable YAML file is needed", "name another file") from e
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        problem = str(getattr(e, "problem", None) or e or "nested too deep")
+        mark = getattr(e, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise _refused(problem, where, "YAML with each key once is needed", "correct the file") from e
+    return check(settings, where=str(path))
+
+
+def check(settings: Any, *, where: str = "config") -> Config:
+    """The typed form of settings read from YAML. Raises `InputError` for the first key or value that does not fit."""
+    if not isinstance(settings, Mapping):
+        raise _refused(
+            "no settings", where, "a mapping of keys to values is needed", "start from the given config.yaml"
+        )
+    try:
+        # Through JSON: strict on types there, yet a string may name an enum's member and a list may fill a tuple.
+        return Config.model_validate_json(json.dumps(settings, default=str))
+    except ValidationError as e:
+        errors = e.errors(include_url=False)
+        # A misspelt key is also a missing key: name the spelling.
+        errors.sort(key=lambda detail: detail["type"] == "missing")
+        raise _explain(errors[0], where) from e
+
+
+def _explain(detail: ErrorDetails, where: str) -> InputError:
+    key = ".".join(str(part) for part in detail["loc"])
+    kind, value = detail["type"], json.dumps(detail["input"])
+    if kind == "extra_forbidden":
+        *parents, name = (str(part) for part in detail["loc"])
+        known = _keys(parents)
+        return _refused(f"unknown key {key!r}", where, f"known keys are {', '.join(known)}", _nearest(name, known))
+    if kind == "enum":
+        known = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
+        return _refused(
+            f"unknown value {value} of {key}", where, f"known values are {', '.join(known)}", _nearest(value, known)
+        )
+    if kind == "missing":
+        return _refused(f"key {key!r} is missing", where, "every key is needed", "copy it from the given config.yaml")
+    message = detail["msg"].removeprefix("Value error, ")
+    return _refused(f"{key} is {value[:80]}", where, message[0].lower() + message[1:], "change the value")
+
+
+def _keys(parents: list[str]) -> list[str]:
+    model: Any = Config
+    for name in parents:
+        model = model.model_fields[name].annotation
+    return list(model.model_fields)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name.strip('"'), known, n=1)
+    return f"did you mean {near[0]!r}?" if near else "use one of these"
+
+
+def _refused(what: str, where: str, limit: str, way_out: str) -> InputError:
+    return InputError(what, where=where, limit=limit, way_out=way_out)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML that refuses a key given twice, where PyYAML lets the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) != len(node.value):
+            raise yaml.constructor.ConstructorError(None, None, "one key is given twice", node.start_mark)
+        return mapping

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from routeblock.errors import InputError
+
+TEMPORARY_SUFFIX = ".routeblock-tmp"
+
+# These say that a disk cannot take more, whichever call met them and whether or not they name a file.
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
+
+_WAYS_OUT = {
+    errno.ENOSPC: "free space there or choose another folder",
+    errno.EDQUOT: "free space within the quota or choose another folder",
+    errno.EFBIG: "raise the file size limit (ulimit -f) or choose another folder",
+    errno.EROFS: "choose a folder on a writable disk",
+    errno.EACCES: "change its permissions or choose another folder",
+    errno.EPERM: "change its permissions or choose another folder",
+    errno.ENOTDIR: "move the file that stands where a folder is needed or choose another folder",
+    errno.EEXIST: "move the file that stands where a folder is needed or choose another folder",
+    errno.EISDIR: "move the folder that stands where a file is needed or choose another name",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file or folder of this name is what a killed process left of an atomic write."""
+    return name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Give a temporary name beside `path` to write to; it becomes `path` at the end, or vanishes on an error.
+
+    Parent folders are made. Raises `InputError` if the disk or the folder does not take the file.
+    """
+    with _temporary(path, lambda tmp: tmp.unlink(missing_ok=True)) as tmp:
+        yield tmp
+        tmp.replace(path)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `path` to fill; it becomes `path` at the end, or vanishes on an error.
+
+    A folder already there is replaced if every entry of it is an entry of the new one too, that is if it is empty
+    or an earlier result of the same kind. Raises `InputError` if it holds anything else, and if the disk or the
+    parent folder does not take the new one.
+    """
+    with _temporary(path, lambda tmp: shutil.rmtree(tmp, ignore_errors=True)) as tmp:
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+        tmp.mkdir()
+        yield tmp
+        _swap(tmp, path)
+
+
+def writable_folder(path: Path) -> None:
+    """Make the folder if need be, and try that it takes a file. Raises `InputError` if it does not."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as e:
+        raise _unwritable(path, e) from e
+
+
+def _swap(new: Path, path: Path) -> None:
+    if not path.is_dir() or not any(path.iterdir()):
+        new.rename(path)
+        return
+    others = sorted({p.name for p in path.iterdir()} - {p.name for p in new.iterdir()})
+    if others:
+        raise InputError(
+            f"the folder holds other files, {others[0]!r} first",
+            where=str(path),
+            limit="only an empty folder or an earlier result of the same kind is replaced",
+            way_out="name another folder or empty this one",
+        )
+    old = _beside(path)
+    path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old)
+
+
+def _beside(path: Path) -> Path:
+    # The same parent: a rename stays on one disk, and relative paths written from there stay true.
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+
+
+@contextmanager
+def _temporary(path: Path, remove: Callable[[Path], None]) -> Iterator[Path]:
+    tmp = _beside(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield tmp
+    except BaseException as e:
+        with suppress(OSError):  # e.g. the parent is a file: then nothing was written there
+            remove(tmp)
+        if isinstance(e, OSError) and _is_about(e, tmp, path):
+            raise _unwritable(path, e) from e
+        raise
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot be written: {error.strerror or error}",
+        where=str(path),
+        limit="a result needs a folder with space and write permission",
+        way_out=_WAYS_OUT.get(error.errno or 0, "choose another folder"),
+    )
+
+
+def _is_about(error: OSError, *targets: Path) -> bool:
+    """Whether the error comes from writing the targets, and not from an input that the same block reads."""
+    if error.errno in _DISK:
+        return True
+    named = [Path(os.fsdecode(n)) for n in (error.filename, error.filename2) if isinstance(n, str | bytes)]
+    return any(n.is_relative_to(t) or t.is_relative_to(n) for n in named for t in targets)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifests: each rule seals what it made, and from what, beside its outputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from routeblock.errors import InputError
+from routeblock.evidence.digest import canonical_json, sha256_file
+from routeblock.evidence.files import atomic_file
+
+FORMAT = "routeblock.manifest.v1"
+SUFFIX = ".manifest.json"
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Entry(_Model):
+    """A sealed file: path relative to the manifest's folder (posix), size in bytes, SHA-256."""
+
+    path: str
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+class Manifest(_Model):
+    """What one rule made, from what, with which code and parameters."""
+
+    format: Literal["routeblock.manifest.v1"]
+    rule: str
+    parameters: dict[str, Any]
+    code: Sha256
+    outputs: Annotated[tuple[Entry, ...], Field(min_length=1)]
+    inputs: tuple[Entry, ...]
+
+
+def seal(
+    manifest_path: Path,
+    *,
+    rule: str,
+    outputs: Iterable[Path],
+    inputs: Iterable[Path],
+    parameters: Mapping[str, Any],
+    code: str,
+) -> None:
+    """Write the manifest of `outputs`, atomically, as canonical JSON.
+
+    A folder among `outputs` or `inputs` stands for every file below it that is no manifest. Outputs lie in the
+    manifest's folder or below. `parameters` is JSON; `code` is a `code_digest`. Raises `InputError` if a file is
+    missing or an output lies elsewhere.
+    """
+    if not manifest_path.name.endswith(SUFFIX):
+        raise ValueError(f"a manifest is named *{SUFFIX}, not {manifest_path.name}")
+    home = absolute(manifest_path.parent)
+    made, used = _files(outputs), _files(inputs)
+    for path in made:
+        if not path.is_relative_to(home):
+            raise InputError(
+                "an output lies outside its manifest's folder",
+                where=str(path),
+                limit=f"outputs of {rule} lie below {home}",
+                way_out="write it there or seal it where it lies",
+            )
+    with ThreadPoolExecutor() as pool:
+        made_entries, used_entries = (list(pool.map(lambda p: _entry(p, home), paths)) for paths in (made, used))
+    manifest = {
+        "format": FORMAT,
+        "rule": rule,
+        "parameters": dict(parameters),
+        "code": code,
+        "outputs": made_entries,
+        "inputs": used_entries,
+    }
+    data = canonical_json(manifest)
+    Manifest.model_validate_json(data)
+    with atomic_file(manifest_path) as tmp:
+        tmp.write_bytes(data)
+
+
+def absolute(path: Path) -> Path:
+    """`path` made absolute and free of `..`, links left as they are."""
+    # Not resolve(): results/ may be a link to a larger disk, and ../config.yaml is meant as seen from the checkout.
+    return Path(os.path.abspath(path))  # noqa: PTH100
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    found: set[Path] = set()
+    for path in paths:
+        if path.is_dir():
+            inside = (p for p in path.rglob("*") if p.is_file() and not p.name.endswith(SUFFIX))
+            found.update(absolute(p) for p in inside)
+        elif path.is_file():
+            found.add(absolute(path))
+        else:
+            raise InputError(
+                "no such file",
+                where=str(path),
+                limit="only a file that exists can be sealed",
+                way_out="run the rule that makes it",
+            )
+    return sorted(found)
+
+
+def _entry(path: Path, home: Path) -> dict[str, Any]:
+    relative = Path(os.path.relpath(path, home)).as_posix()
+    return {"path": relative, "size": path.stat().st_size, "sha256": sha256_file(path)}

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Snakemake rules need from the package: which code each rule uses, and where given inputs lie.
+
+The command line hands a rule's code digest to the function that seals. No study imports this module: a new entry in
+`RULES` would then remake everything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from routeblock.config import Config, check
+from routeblock.errors import InputError
+from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
+from routeblock.evidence.files import writable_folder
+
+
+@dataclass(frozen=True)
+class Code:
+    """The modules and further sources (paths inside the package) that a rule runs."""
+
+    modules: tuple[str, ...]
+    files: tuple[str, ...] = ()
+
+
+# Each rule's own code, without the command line: a rule is made again when something here changes.
+RULES: dict[str, Code] = {
+    "environment": Code(("routeblock.environment",)),
+}
+
+# Inputs that are given and not produced, in the checkout.
+GIVEN = ("config.yaml", "envs", "fixtures")
+
+
+def prepare(settings: Any, results: Path) -> Config:
+    """Check the workflow's settings and results folder, and let its shell commands find `routeblock`.
+
+    What does not fit ends this process with one line and 2, as it ends a command: Snakemake would add a traceback.
+    """
+    bin_folder = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])
+    try:
+        writable_folder(results)
+        return check(settings, where="config.yaml")
+    except InputError as e:
+        print(e, file=sys.stderr)
+        sys.exit(2)
+
+
+def code(rule: str) -> str:
+    """The digest of the code that `rule` uses."""
+    return code_digest(*RULES[rule].modules, files=RULES[rule].files)
+
+
+def codes() -> dict[str, str]:
+    """The digest of every rule's code."""
+    return {rule: code(rule) for rule in RULES}
+
+
+def given() -> list[Path]:
+    """The checkout's given inputs, as seen from the working directory."""
+    checkout = Path(os.path.relpath(PACKAGE_ROOT.parents[1]))
+    return [checkout / name for name in GIVEN]
