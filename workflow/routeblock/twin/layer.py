@@ -13,20 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
+from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan
 from routeblock.twin.gemm import moe_gemm
 from routeblock.twin.tensor_core import operand_type_of
 
 SURFACES = ("w13", "activation", "w2", "final")
 NAN_BITS = 0x7FFF  # of a GPU multiplication in both dtypes
-
-
-class GemmLaunch(NamedTuple):
-    """Thread sizes and grid of one GEMM launch."""
-
-    thread_k: int
-    thread_n: int
-    grid: int
 
 
 class GemmWeights(NamedTuple):
@@ -105,8 +98,8 @@ def moe_layer(
     plan: AlignedPlan,
     *,
     architecture: str,
-    w13_launch: GemmLaunch | tuple[int, int, int],
-    w2_launch: GemmLaunch | tuple[int, int, int],
+    w13_launch: Launch | tuple[int, int, int],
+    w2_launch: Launch | tuple[int, int, int],
     group_size: int = 128,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, NDArray[Any]]:

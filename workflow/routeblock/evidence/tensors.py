@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor files: safetensors, written whole, read with one line of refusal when they are broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from routeblock.errors import InputError
+from routeblock.evidence.files import atomic_file
+
+
+def save_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Write named arrays, atomically; the same arrays give the same bytes. Raises InputError if the disk does not take it."""
+    with atomic_file(path) as temporary:
+        save_file({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}, temporary)
+        temporary.chmod(0o644)  # the library makes it private
+
+
+class TensorFile:
+    """An open tensor file; a tensor is read when it is asked for."""
+
+    def __init__(self, path: Path, handle: Any) -> None:
+        self.path = path
+        self._handle = handle
+        self.names: list[str] = sorted(handle.keys())
+
+    def read(self, name: str) -> NDArray[Any]:
+        """One tensor; InputError if the file has none of that name."""
+        if name not in self.names:
+            raise InputError(
+                f"no tensor {name!r}",
+                where=str(self.path),
+                limit=f"it holds {len(self.names)} tensors, {', '.join(self.names[:3])} ...",
+                way_out="make the file again",
+            )
+        return np.asarray(self._handle.get_tensor(name))
+
+
+@contextmanager
+def open_tensors(path: Path) -> Iterator[TensorFile]:
+    """Open a tensor file; InputError if it is missing, truncated or malformed."""
+    try:
+        handle = safe_open(path, framework="np")
+    except (OSError, SafetensorError) as e:
+        raise InputError(
+            f"not a readable tensor file: {str(e).splitlines()[0]}",
+            where=str(path),
+            limit="a whole safetensors file is needed",
+            way_out="make or download the file again",
+        ) from e
+    with handle as opened:
+        yield TensorFile(path, opened)
+
+
+def load_tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """All tensors of a small file, by name."""
+    with open_tensors(path) as tensors:
+        return {name: tensors.read(name) for name in tensors.names}

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fixture: one MoE layer with its routed inputs and its two stored plans, as files that anybody can check.
+
+layer.safetensors holds the layer in AutoAWQ's checkpoint form, experts in use only; inputs.safetensors the hidden states
+and the routing; plans.safetensors the plans of H0 and H1; fixture.json what it is, what was checked, and the digests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from routeblock.errors import InputError
+from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_file
+from routeblock.evidence.files import atomic_file
+from routeblock.evidence.tensors import load_tensors, open_tensors, save_tensors
+from routeblock.moe.routing import AlignedPlan, check_plan
+from routeblock.route_block.cells import HISTORIES, Pairs
+
+FORMAT = "routeblock.fixture.v1"
+LAYER, INPUTS, PLANS, SPEC = "layer.safetensors", "inputs.safetensors", "plans.safetensors", "fixture.json"
+TENSOR_FILES = (LAYER, INPUTS, PLANS)
+PROJECTIONS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
+
+
+def tensor_name(layer: int, expert: int, projection: str, part: str) -> str:
+    """AutoAWQ's name of one tensor of one expert."""
+    return f"model.layers.{layer}.mlp.experts.{expert}.{projection}.{part}"
+
+
+@dataclass(frozen=True)
+class PackedExpert:
+    """One projection of one expert: qweight int32 [K, N/8], qzeros int32 [K/g, N/8] or None, scales [K/g, N]."""
+
+    qweight: NDArray[np.int32]
+    qzeros: NDArray[np.int32] | None
+    scales: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class LayerFixture:
+    """A fixture in memory; the layer's tensors stay on disk until they are asked for."""
+
+    folder: Path
+    spec: Mapping[str, Any]
+    digest: str
+    hidden: NDArray[Any]
+    topk_ids: NDArray[np.int32]
+    topk_weights: NDArray[np.float32]
+    plans: Mapping[str, AlignedPlan]
+
+    @property
+    def experts(self) -> list[int]:
+        """Global ids of the experts in use, ascending: the rows of the compact weight arrays."""
+        return list(self.spec["experts"])
+
+    @cached_property
+    def expert_rows(self) -> NDArray[np.int32]:
+        """int32 [num_experts]: the row of each global expert in the compact weight arrays, or -1."""
+        rows = np.full(self.spec["num_experts"], -1, np.int32)
+        rows[self.experts] = np.arange(len(self.experts), dtype=np.int32)
+        return rows
+
+    @property
+    def pairs(self) -> Pairs:
+        """The exchange pairs."""
+        within, across = (self.spec["exchange"][name] for name in ("within", "across"))
+        return Pairs(tuple(within) if within else None, tuple(across) if across else None)
+
+    def shape(self, gemm: str) -> tuple[int, int]:
+        """(N, K) of `w13` or `w2`."""
+        hidden, intermediate = self.spec["hidden"], self.spec["intermediate"]
+        return (2 * intermediate, hidden) if gemm == "w13" else (hidden, intermediate)
+
+    def compact(self, plan: AlignedPlan) -> AlignedPlan:
+        """The plan with each block's global expert replaced by its row in the compact weight arrays."""
+        rows = np.where(plan.expert_ids < 0, -1, self.expert_rows[plan.expert_ids]).astype(np.int32)
+        return AlignedPlan(plan.sorted_token_ids, rows, plan.num_tokens_post_padded, plan.block_size, plan.num_routes)
+
+    def packed(self, gemm: str) -> Iterator[list[PackedExpert]]:
+        """For each expert in use, the packed projections of `w13` (gate, up) or `w2` (down)."""
+        layer = self.spec["layer"]
+        with open_tensors(self.folder / LAYER) as tensors:
+            for expert in self.experts:
+                found = []
+                for projection in PROJECTIONS[gemm]:
+                    names = {part: tensor_name(layer, expert, projection, part) for part in ("qweight", "qzeros", "scales")}
+                    zeros = tensors.read(names["qzeros"]) if names["qzeros"] in tensors.names else None
+                    found.append(PackedExpert(tensors.read(names["qweight"]), zeros, tensors.read(names["scales"])))
+                yield found
+
+
+def plan_tensors(plans: Mapping[str, AlignedPlan]) -> dict[str, NDArray[np.int32]]:
+    """Plans as named tensors `{history}.sorted_token_ids`, `{history}.expert_ids`."""
+    named = {}
+    for name, plan in plans.items():
+        named[f"{name}.sorted_token_ids"] = plan.sorted_token_ids[: plan.num_tokens_post_padded]
+        named[f"{name}.expert_ids"] = plan.expert_ids[: plan.num_blocks]
+    return named
+
+
+def plans_from(tensors: Mapping[str, NDArray[Any]], block_size: int, routes: int) -> dict[str, AlignedPlan]:
+    """Inverse of `plan_tensors`."""
+    plans = {}
+    for name in sorted({key.split(".")[0] for key in tensors}):
+        ids, experts = tensors[f"{name}.sorted_token_ids"], tensors[f"{name}.expert_ids"]
+        plans[name] = AlignedPlan(ids.astype(np.int32), experts.astype(np.int32), int(ids.size), block_size, routes)
+    return plans
+
+
+def write_fixture(
+    folder: Path,
+    spec: Mapping[str, Any],
+    *,
+    layer: Mapping[str, NDArray[Any]],
+    inputs: Mapping[str, NDArray[Any]],
+    plans: Mapping[str, AlignedPlan],
+) -> None:
+    """Write the files of a fixture into an existing folder; `spec` gets format and digests."""
+    save_tensors(folder / LAYER, layer)
+    save_tensors(folder / INPUTS, inputs)
+    save_tensors(folder / PLANS, plan_tensors(plans))
+    write_spec(folder, spec)
+
+
+def write_spec(folder: Path, spec: Mapping[str, Any]) -> None:
+    """Write fixture.json last: it names the tensor files by SHA-256."""
+    digests = {name: sha256_file(folder / name) for name in TENSOR_FILES}
+    with atomic_file(folder / SPEC) as temporary:
+        temporary.write_bytes(canonical_json({**spec, "format": FORMAT, "digests": digests}))
+
+
+def load_fixture(folder: Path, *, verify: bool = True) -> LayerFixture:
+    """Read a fixture. Raises InputError if a file is missing, broken, or not the one that fixture.json names."""
+
+    def refuse(what: str, name: str, limit: str) -> InputError:
+        return InputError(what, where=str(folder / name), limit=limit, way_out="make the fixture again (routeblock fixture)")
+
+    try:
+        data = (folder / SPEC).read_bytes()
+        spec = json.loads(data)
+    except (OSError, ValueError) as e:
+        raise refuse(f"not a readable fixture: {e}", SPEC, "canonical JSON of a fixture is needed") from e
+    if not isinstance(spec, dict) or spec.get("format") != FORMAT or canonical_json(spec) != data:
+        raise refuse("not a fixture of this version", SPEC, f"format {FORMAT} in canonical JSON")
+    for name in TENSOR_FILES:
+        path = folder / name
+        if not path.is_file():
+            raise refuse("no such file", name, "a fixture has four files")
+        if verify and sha256_file(path) != spec["digests"][name]:
+            raise refuse("its bytes are not those the fixture was made with", name, f"SHA-256 {spec['digests'][name]}")
+    inputs = load_tensors(folder / INPUTS)
+    hidden, ids, weights = inputs["hidden"], inputs["topk_ids"], inputs["topk_weights"]
+    for name, x in (("hidden", hidden), ("topk_weights", weights)):
+        if not np.isfinite(x.astype(np.float32)).all():
+            raise refuse(f"{name} holds an infinity or NaN", INPUTS, "finite inputs")
+    if ids.shape != weights.shape or ids.shape[0] != hidden.shape[0] or hidden.shape[1] != spec["hidden"]:
+        raise refuse(f"hidden {hidden.shape}, ids {ids.shape}, weights {weights.shape}", INPUTS, "one row a token")
+    plans = plans_from(load_tensors(folder / PLANS), spec["block_size"], ids.size)
+    for history in HISTORIES:
+        check_plan(plans[history], ids, spec["num_experts"], where=f"{folder / PLANS}, {history}")
+    return LayerFixture(folder, spec, sha256_bytes(data), hidden, ids, weights, plans)

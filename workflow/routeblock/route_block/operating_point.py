@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launch of both GEMMs at an operating point, and the grid of the `full_k` cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from routeblock.errors import InputError
+from routeblock.moe.launches import Launch, Status, selected_launch
+from routeblock.moe.partition import Partition, partition
+from routeblock.route_block.cells import largest_divisor
+
+PUBLISHED = Launch(64, 128, 246)
+GEMMS = ("w13", "w2")
+
+
+@dataclass(frozen=True)
+class LaneFacts:
+    """What a lane stands for: whose automatic launch, whose tensor cores, and how its results are to be called."""
+
+    gpu: str
+    architecture: str
+    status: str
+
+
+LANES = {
+    "twin-ampere": LaneFacts("RTX 3090", "ampere", "modelled"),
+    "twin-hopper": LaneFacts("H200", "hopper", "computed, by a twin that equals recorded H200 kernels"),
+}
+
+
+def lane_facts(lane: str) -> LaneFacts:
+    """The table entry of a lane; InputError if there is none."""
+    if lane not in LANES:
+        raise InputError(
+            f"lane {lane!r} is not known", where="lane", limit=f"known are {', '.join(LANES)}", way_out="choose one of them"
+        )
+    return LANES[lane]
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """Launches of W13 and W2 and where each comes from."""
+
+    name: str
+    launches: Mapping[str, Launch]
+    status: Mapping[str, str]
+
+
+def operating_point(point: str, lane: str, spec: Mapping[str, Any]) -> OperatingPoint:
+    """`published` or `auto` for a fixture (its `spec`) on a lane; InputError for other names and unknown launches."""
+    shapes = {"w13": (2 * spec["intermediate"], spec["hidden"]), "w2": (spec["hidden"], spec["intermediate"])}
+    if point == "published":
+        status = {"w13": Status.PUBLISHED, "w2": Status.ASSUMED}
+        return OperatingPoint(point, dict.fromkeys(GEMMS, PUBLISHED), status)
+    if point == "auto":
+        gpu = lane_facts(lane).gpu
+        found = {
+            gemm: selected_launch(gpu, spec["block_size"], spec["dtype"], spec["group_size"], *shapes[gemm])
+            for gemm in GEMMS
+        }
+        return OperatingPoint(point, {g: f.launch for g, f in found.items()}, {g: f.status for g, f in found.items()})
+    raise InputError(
+        f"point {point!r} is not known", where="operating point", limit="published, auto", way_out="choose one of them"
+    )
+
+
+def cut(spec: Mapping[str, Any], gemm: str, blocks: int, launch: Launch) -> Partition:
+    """The partition of `w13` or `w2` of a fixture at a launch."""
+    n, k = (2 * spec["intermediate"], spec["hidden"]) if gemm == "w13" else (spec["hidden"], spec["intermediate"])
+    return partition(blocks, n, k, launch.thread_n, launch.thread_k, launch.grid, spec["group_size"])
+
+
+def full_k_grid(spec: Mapping[str, Any], blocks: int, launch: Launch) -> int:
+    """The grid of the `full_k` cell: the largest divisor of W13's tile count that is not above the native grid."""
+    return largest_divisor(cut(spec, "w13", blocks, launch).tiles, launch.grid)
