@@ -82,7 +82,16 @@ def _parsed(module: str) -> tuple[str, frozenset[str]]:
         parts = m.split(".")
         found.update(".".join(parts[:i]) for i in range(1, len(parts)))
     found.discard(module)
-    return ast.dump(tree), frozenset(found)
+    return _dump(tree), frozenset(found)
+
+
+def _dump(node: Any) -> str:
+    """The tree as text without what is empty: Python versions differ in which empty fields they have and show."""
+    if isinstance(node, ast.AST):
+        fields = ((name, getattr(node, name, None)) for name in node._fields)
+        shown = (f"{name}={_dump(value)}" for name, value in fields if value is not None and value != [])
+        return f"{type(node).__name__}({', '.join(shown)})"
+    return f"[{', '.join(map(_dump, node))}]" if isinstance(node, list) else repr(node)
 
 
 def import_closure(modules: Iterable[str]) -> list[str]:
