@@ -8,9 +8,14 @@ configfile: "config.yaml"
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/environment.smk"
+include: "workflow/rules/fixture.smk"
+include: "workflow/rules/prediction.smk"
+include: "workflow/rules/runs.smk"
 
 
 rule all:
     default_target: True
     input:
         rules.environment.output,
+        STUDY_RUNS,
+        CONTROLS,

@@ -21,6 +21,8 @@ from routeblock.errors import InputError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+FixtureFolder = Annotated[Path, typer.Option(help="Folder of a fixture.")]
+LaneName = Annotated[str, typer.Option(help="twin-ampere, twin-hopper or cuda.")]
 Roots = Annotated[list[Path], typer.Argument(help="Folders of sealed results.")]
 Sources = Annotated[
     list[Path] | None,
@@ -44,6 +46,95 @@ def environment(
     from routeblock.workflow import code
 
     write(out, pins, code=code("environment"))
+
+
+@app.command()
+def fixture(
+    name: Annotated[str, typer.Option(help="Which fixture: published_geometry.")],
+    seed: Annotated[int, typer.Option(help="Seed of the drawn layer and inputs.", min=0)],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+) -> None:
+    """Make a fixture of study A: a layer in AutoAWQ form, routed inputs, the plans of H0 and H1, checked facts."""
+    from routeblock.route_block.make_fixture import make
+    from routeblock.workflow import code
+
+    make(name, seed, out, code=code("fixture"))
+
+
+@app.command()
+def predict(
+    fixture: FixtureFolder,
+    lane: LaneName,
+    out: Annotated[Path, typer.Option(help="File to write, prediction.json; its manifest goes beside it.")],
+    point: Annotated[str, typer.Option(help="published or auto.")] = "published",
+    plan_source: Annotated[str, typer.Option(help="stored or captured.")] = "stored",
+    superseded: Annotated[
+        bool, typer.Option("--superseded", help="The study's first prediction, grid 240: a control that run refuses.")
+    ] = False,
+) -> None:
+    """Freeze which bits can differ between which runs, from plans and launches alone."""
+    from routeblock.route_block.freeze import freeze
+    from routeblock.workflow import code
+
+    freeze(fixture, lane, point, plan_source, out, superseded=superseded, code=code("prediction"))
+
+
+@app.command()
+def run(
+    fixture: FixtureFolder,
+    prediction: Annotated[Path, typer.Option(help="The frozen prediction of this lane and point.")],
+    lane: LaneName,
+    cell: Annotated[str, typer.Option(help="native, replay, cross, swap_within, swap_across, full_k, canonical.")],
+    history: Annotated[str, typer.Option(help="H0 or H1.")],
+    out: Annotated[Path, typer.Option(help="Folder to write: record.json, tensors.safetensors, telemetry.json.")],
+    replicate: Annotated[int, typer.Option(help="Number of the replicate, from 1.")] = 1,
+) -> None:
+    """Run one cell of study A in this process."""
+    from routeblock.route_block.lanes import open_lane
+    from routeblock.route_block.run import run as run_cell
+    from routeblock.workflow import code
+
+    run_cell(
+        lane_name=lane,
+        lane=open_lane(lane),
+        fixture_folder=fixture,
+        prediction_path=prediction,
+        cell=cell,
+        history=history,
+        replicate=replicate,
+        out=out,
+        code=code("run"),
+    )
+
+
+@app.command()
+def control(
+    fixture: FixtureFolder,
+    prediction: Annotated[Path, typer.Option(help="A superseded prediction (predict --superseded).")],
+    lane: LaneName,
+    out: Annotated[Path, typer.Option(help="File to write, control.json; its manifest goes beside it.")],
+) -> None:
+    """Show that the superseded prediction is refused before any arithmetic; exit 1 if a run would start."""
+    from routeblock.route_block.control import control as check_control
+    from routeblock.workflow import code
+
+    if not check_control(fixture, prediction, lane, out, code=code("control")):
+        print(f"{prediction}: a run would have started")
+        raise typer.Exit(1)
+
+
+@app.command()
+def check_twin(
+    golden: Annotated[Path, typer.Option(help="Folder of recorded kernel outputs.")],
+    out: Annotated[Path, typer.Option(help="File to write, golden.json; its manifest goes beside it.")],
+) -> None:
+    """Compare the twin with every recorded output, bit for bit; exit 1 if one differs."""
+    from routeblock.route_block.golden import check
+    from routeblock.workflow import code
+
+    if differing := check(golden, out, code=code("golden")):
+        print(f"{golden}: {len(differing)} recorded outputs differ, {differing[0]} first")
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
 
-FORMAT = "routeblock.record.v1"
+FORMAT: Literal["routeblock.record.v1"] = "routeblock.record.v1"
 RECORD, TENSORS, TELEMETRY = "record.json", "tensors.safetensors", "telemetry.json"
 RECORD_MANIFEST, TELEMETRY_MANIFEST = "record.manifest.json", "telemetry.manifest.json"
 
@@ -120,5 +120,3 @@ def read_record(path: Path) -> Record:
             limit=f"canonical JSON of {FORMAT}",
             way_out="run the cell again (routeblock run)",
         ) from e
-
-

@@ -18,7 +18,9 @@ from routeblock.evidence.files import atomic_file
 
 
 def save_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
-    """Write named arrays, atomically; the same arrays give the same bytes. Raises InputError if the disk does not take it."""
+    """Write named arrays, atomically; equal arrays give equal bytes. Raises InputError if the disk does not take
+    them.
+    """
     with atomic_file(path) as temporary:
         save_file({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}, temporary)
         temporary.chmod(0o644)  # the library makes it private

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """AWQ checkpoint packing and Marlin packing of 4-bit weights, zero points and scales, and their inverses.
 
-All arrays are those of one expert; K rows, N columns. Facts: vLLM's packing functions; their digests on a recorded expert
-are in fixtures/golden/packed_e106.json.
+All arrays are those of one expert; K rows, N columns. Facts: vLLM's packing functions; their digests on a recorded
+expert are in fixtures/golden/packed_e106.json.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ def _unpack_nibbles(packed: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 
 def _check_nibbles(values: NDArray[Any], multiple: int) -> None:
-    if values.dtype != np.uint8 or values.ndim != 2 or values.shape[1] % multiple or (values.size and values.max() > 15):
+    if (
+        values.dtype != np.uint8
+        or values.ndim != 2
+        or values.shape[1] % multiple
+        or (values.size and values.max() > 15)
+    ):
         raise _refuse(
             f"{values.dtype} {values.shape}, largest value {values.max() if values.size else 0}",
             f"uint8 of 0 to 15, two axes, columns a multiple of {multiple}",
@@ -100,8 +105,10 @@ def marlin_unpack_weights(packed: NDArray[np.int32]) -> NDArray[np.uint8]:
 def _scale_order(groups: int) -> NDArray[np.int64]:
     """Column order of scales: of 64 columns with several groups, of 32 with one."""
     if groups > 1:
-        return (np.arange(8)[:, None] + 8 * np.arange(8)[None, :]).reshape(-1)
-    return (2 * np.arange(4)[:, None] + np.array([0, 1, 8, 9, 16, 17, 24, 25])[None, :]).reshape(-1)
+        order = np.add.outer(np.arange(8), 8 * np.arange(8))
+    else:
+        order = np.add.outer(2 * np.arange(4), np.array([0, 1, 8, 9, 16, 17, 24, 25]))
+    return np.asarray(order.reshape(-1), np.int64)
 
 
 def _reorder_columns(x: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
@@ -122,7 +129,9 @@ def marlin_unpermute_scales(scales: NDArray[Any]) -> NDArray[Any]:
 
 
 def marlin_pack_zeros(zeros: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Marlin form of zero points: uint8 [groups, N] -> int32 [groups, N/8]: the 64-column order, then the nibble order."""
+    """Marlin form of zero points: uint8 [groups, N] -> int32 [groups, N/8]: the 64-column order, then the nibble
+    order.
+    """
     _check_nibbles(zeros, 64)
     return pack_awq(_reorder_columns(zeros, _scale_order(2)))
 

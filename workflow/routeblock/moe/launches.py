@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which launch the kernel's automatic selector chose, as facts: it depends on the occupancy of the compiled kernel.
 
-Adding a GPU or a version is one entry. `recorded` was read off a running kernel, `published` stands in the source study,
-`assumed` is neither and says so wherever it is used.
+Adding a GPU or a version is one entry. `recorded` was read off a running kernel, `published` stands in the source
+study, `assumed` is neither and says so wherever it is used.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ SELECTED = (
     SelectedLaunch("H200", _H200, 32, "float16", 128, None, None, 64, 128, 2, Status.RECORDED, _LAYER),
     SelectedLaunch("H200", _H200, 48, "float16", 128, None, None, 64, 128, 2, Status.RECORDED, _LAYER),
     SelectedLaunch("H200", _H200, 64, "bfloat16", 128, 512, 1024, 64, 128, 2, Status.RECORDED, "golden b64_bf16_u4b8"),
-    SelectedLaunch("RTX 3090", _STUDY, 8, "float16", None, None, None, 64, 128, 3, Status.ASSUMED, "as W13 of the study"),
+    SelectedLaunch(
+        "RTX 3090", _STUDY, 8, "float16", None, None, None, 64, 128, 3, Status.ASSUMED, "as W13 of the study"
+    ),
     SelectedLaunch("H200", _H200, 8, "float16", None, None, None, 128, 64, 4, Status.ASSUMED, "as the published layer"),
     SelectedLaunch("H200", _H200, 8, "bfloat16", None, None, None, 128, 64, 4, Status.ASSUMED, "as float16"),
 )

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the packed MoE kernel cuts a GEMM into tiles and slices ("data parallel, then two-tile stream-K").
 
-Facts: the scheduling code of vLLM's Marlin MoE kernel, versions 0.20 to 0.33; recorded H200 outputs confirm the parts that
-decide bits. Tiles are numbered block-major: tile = block * n_tiles + n_tile.
+Facts: the scheduling code of vLLM's Marlin MoE kernel, versions 0.20 to 0.33; recorded H200 outputs confirm the parts
+that decide bits. Tiles are numbered block-major: tile = block * n_tiles + n_tile.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from routeblock.errors import InputError
 
@@ -48,7 +49,7 @@ class Partition:
         first = (tile - self.direct_tiles) * self.k_tiles
         cuts = range((first // self.iters + 1) * self.iters, first + self.k_tiles, self.iters)
         edges = [0, *(cut - first for cut in cuts), self.k_tiles]
-        return list(zip(edges[:-1], edges[1:], strict=True))
+        return list(pairwise(edges))
 
     def is_split(self, block: int, n_tile: int) -> bool:
         """Whether a tile has more than one slice."""

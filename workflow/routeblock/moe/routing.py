@@ -109,8 +109,9 @@ def align(
 
     topk_ids: integers [M, k]. arrival[i] is the route that arrives i-th and so takes the next slot of its expert; the
     default is the stable order, which is the canonical one (expert id, route id). expert_map: int32 [num_experts], the
-    local id of each global expert or -1; experts stand in the order of their global ids and `expert_ids` is local; routes
-    of experts mapped to -1 or out of range take no slot. Raises InputError for a bad id, block size, map or arrival.
+    local id of each global expert or -1; experts stand in the order of their global ids and `expert_ids` is local;
+    routes of experts mapped to -1 or out of range take no slot. Raises InputError for a bad id, block size, map or
+    arrival.
     """
     if num_experts < 1 or block_size not in BLOCK_SIZES:
         raise InputError(
@@ -159,9 +160,9 @@ def check_plan(
 ) -> AlignedPlan:
     """`plan` if it is legal for this routing, else InputError that names the first fault.
 
-    Legal: every route with an expert here stands exactly once, in a block of its expert; experts ascend; a sentinel only
-    after the routes of its block (the kernel processes the first n entries of a block with n valid ones, so a sentinel
-    before a route would lose that route), and only in an expert's last block.
+    Legal: every route with an expert here stands exactly once, in a block of its expert; experts ascend; a sentinel
+    only after the routes of its block (the kernel processes the first n entries of a block with n valid ones, so a
+    sentinel before a route would lose that route), and only in an expert's last block.
     """
 
     def refuse(what: str, limit: str) -> InputError:
@@ -190,7 +191,9 @@ def check_plan(
         if (valid[1:] & ~valid[:-1]).any():
             raise refuse(f"block {b} has a sentinel before a route", "sentinels stand last in a block")
         if int(valid.sum()) != len(want.members(b)):
-            raise refuse(f"block {b} has {int(valid.sum())} routes", f"this routing fills it with {len(want.members(b))}")
+            raise refuse(
+                f"block {b} has {int(valid.sum())} routes", f"this routing fills it with {len(want.members(b))}"
+            )
     counts = np.bincount(used[used < plan.num_routes], minlength=plan.num_routes)
     wanted = np.bincount(want.sorted_token_ids[want.sorted_token_ids < want.num_routes], minlength=plan.num_routes)
     if not np.array_equal(counts, wanted):

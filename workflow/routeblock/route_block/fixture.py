@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fixture: one MoE layer with its routed inputs and its two stored plans, as files that anybody can check.
 
-layer.safetensors holds the layer in AutoAWQ's checkpoint form, experts in use only; inputs.safetensors the hidden states
-and the routing; plans.safetensors the plans of H0 and H1; fixture.json what it is, what was checked, and the digests.
+layer.safetensors holds the layer in AutoAWQ's checkpoint form, experts in use only; inputs.safetensors the hidden
+states and the routing; plans.safetensors the plans of H0 and H1; fixture.json what it is, what was checked, and the
+digests.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ class LayerFixture:
             for expert in self.experts:
                 found = []
                 for projection in PROJECTIONS[gemm]:
-                    names = {part: tensor_name(layer, expert, projection, part) for part in ("qweight", "qzeros", "scales")}
+                    names = {
+                        part: tensor_name(layer, expert, projection, part) for part in ("qweight", "qzeros", "scales")
+                    }
                     zeros = tensors.read(names["qzeros"]) if names["qzeros"] in tensors.names else None
                     found.append(PackedExpert(tensors.read(names["qweight"]), zeros, tensors.read(names["scales"])))
                 yield found
@@ -141,7 +144,9 @@ def load_fixture(folder: Path, *, verify: bool = True) -> LayerFixture:
     """Read a fixture. Raises InputError if a file is missing, broken, or not the one that fixture.json names."""
 
     def refuse(what: str, name: str, limit: str) -> InputError:
-        return InputError(what, where=str(folder / name), limit=limit, way_out="make the fixture again (routeblock fixture)")
+        return InputError(
+            what, where=str(folder / name), limit=limit, way_out="make the fixture again (routeblock fixture)"
+        )
 
     try:
         data = (folder / SPEC).read_bytes()

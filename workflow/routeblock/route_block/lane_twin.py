@@ -21,7 +21,9 @@ PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes")
 
 
 def unpack(fixture: LayerFixture, gemm: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, NDArray[Any]]:
-    """(q uint8 [E, K, N], zeros uint8 [E, K/g, N] or None, scales [E, K/g, N]) of the experts in use, gate before up."""
+    """(q uint8 [E, K, N], zeros uint8 [E, K/g, N] or None, scales [E, K/g, N]) of the experts in use, gate before
+    up.
+    """
     from routeblock.twin.weights import unpack_into
 
     n, k = fixture.shape(gemm)

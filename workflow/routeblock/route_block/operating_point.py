@@ -35,7 +35,10 @@ def lane_facts(lane: str) -> LaneFacts:
     """The table entry of a lane; InputError if there is none."""
     if lane not in LANES:
         raise InputError(
-            f"lane {lane!r} is not known", where="lane", limit=f"known are {', '.join(LANES)}", way_out="choose one of them"
+            f"lane {lane!r} is not known",
+            where="lane",
+            limit=f"known are {', '.join(LANES)}",
+            way_out="choose one of them",
         )
     return LANES[lane]
 

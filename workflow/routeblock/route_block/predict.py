@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frozen prediction: from plans and launches alone, before any arithmetic, which bits can differ between which runs.
+"""The frozen prediction: from plans and launches alone, before any arithmetic, which bits can differ between which
+runs.
 
-A route's signature at a GEMM is the list of its block's slices over all N-tiles. Equal signatures are equal arithmetic on
-equal inputs, so equal bits; where a signature changes, bits can change. W2 reads what W13 wrote, so a route whose W13
-signature changes can change on every later surface.
+A route's signature at a GEMM is the list of its block's slices over all N-tiles. Equal signatures are equal arithmetic
+on equal inputs, so equal bits; where a signature changes, bits can change. W2 reads what W13 wrote, so a route whose
+W13 signature changes can change on every later surface.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def reach(w13: Sequence[int], w2: Sequence[int], top_k: int) -> dict[str, list[i
 class Arm:
     """A cell under a history as the predictor sees it: its plan and its launches."""
 
-    def __init__(self, fixture: LayerFixture, cell: Cell, history: str, plan: AlignedPlan, launches: Mapping[str, Launch]) -> None:
+    def __init__(
+        self, fixture: LayerFixture, cell: Cell, history: str, plan: AlignedPlan, launches: Mapping[str, Launch]
+    ) -> None:
         self.plan, self.launches = plan, launches
         self.cuts = {g: cut(fixture.spec, g, plan.num_blocks, launches[g]) for g in GEMMS}
         self.signatures = {g: signatures(plan, self.cuts[g], launches[g].thread_k) for g in GEMMS}
@@ -78,7 +81,9 @@ class Arm:
         return int(np.isin(self.plan.block_of(), list(split)).sum())
 
 
-def arms(fixture: LayerFixture, lane: str, point: str, plans: Mapping[str, AlignedPlan], grid: int | None = None) -> dict[tuple[str, str], Arm]:
+def arms(
+    fixture: LayerFixture, lane: str, point: str, plans: Mapping[str, AlignedPlan], grid: int | None = None
+) -> dict[tuple[str, str], Arm]:
     """Every cell and history that the fixture has a plan for. `grid` overrides the derived grid of `full_k`."""
     native = operating_point(point, lane, fixture.spec).launches
     blocks = plans[HISTORIES[0]].num_blocks
@@ -94,7 +99,9 @@ def arms(fixture: LayerFixture, lane: str, point: str, plans: Mapping[str, Align
 
 
 def transposed_control(fixture: LayerFixture, lane: str, point: str, blocks: int) -> dict[str, Any]:
-    """The superseded prediction of the study: at grid 240 W13 looks single-slice once thread_k and thread_n are swapped."""
+    """The superseded prediction of the study: at grid 240 W13 looks single-slice once thread_k and thread_n are
+    swapped.
+    """
     launch = operating_point(point, lane, fixture.spec).launches["w13"]
     right = launch._replace(grid=TRANSPOSED_GRID)
     swapped = Launch(launch.thread_n, launch.thread_k, TRANSPOSED_GRID)
@@ -108,7 +115,9 @@ def transposed_control(fixture: LayerFixture, lane: str, point: str, blocks: int
     }
 
 
-def predict(fixture: LayerFixture, lane: str, point: str, plan_source: str, plans: Mapping[str, AlignedPlan]) -> dict[str, Any]:
+def predict(
+    fixture: LayerFixture, lane: str, point: str, plan_source: str, plans: Mapping[str, AlignedPlan]
+) -> dict[str, Any]:
     """The prediction for all runs of a lane at a point, as JSON.
 
     `plans` are those of H0 and H1 that the injected cells use. For every pair of arms it lists the routes that change

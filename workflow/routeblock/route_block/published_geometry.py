@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from routeblock.errors import InputError
 from routeblock.moe.awq import pack_awq
-from routeblock.moe.launches import GPUS, selected_launch
+from routeblock.moe.launches import GPUS, Launch, selected_launch
 from routeblock.moe.partition import Partition, partition
 from routeblock.moe.routing import AlignedPlan, align, block_size_for, changed_memberships, check_plan, exchange
 from routeblock.route_block.fixture import tensor_name, write_fixture
@@ -109,8 +109,14 @@ def _inputs(rng: np.random.Generator, ids: NDArray[np.int32]) -> dict[str, NDArr
 
 
 def _layer(seed: int, experts: list[int]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Packed tensors of each expert; each expert has its own stream, so its weights do not depend on which are in use."""
-    shapes = {"gate_proj": (HIDDEN, INTERMEDIATE), "up_proj": (HIDDEN, INTERMEDIATE), "down_proj": (INTERMEDIATE, HIDDEN)}
+    """Packed tensors of each expert; each expert has its own stream, so its weights do not depend on which are in
+    use.
+    """
+    shapes = {
+        "gate_proj": (HIDDEN, INTERMEDIATE),
+        "up_proj": (HIDDEN, INTERMEDIATE),
+        "down_proj": (INTERMEDIATE, HIDDEN),
+    }
     for expert in experts:
         rng = np.random.Generator(np.random.PCG64([seed, LAYER, expert]))
         for projection, (k, n) in shapes.items():
@@ -124,16 +130,16 @@ def _layer(seed: int, experts: list[int]) -> Iterator[tuple[str, NDArray[Any]]]:
 
 def _cuts(blocks: int) -> dict[str, tuple[Partition, Partition]]:
     """(W13, W2) cut at each launch that the facts speak of."""
-    shapes = {"w13": (2 * INTERMEDIATE, HIDDEN), "w2": (HIDDEN, INTERMEDIATE)}
-    launches = {f"(64, 128) on {grid}": {gemm: (64, 128, grid) for gemm in shapes} for grid in (246, 240, 200)}
-    launches["(128, 64) on 240, the swap"] = dict.fromkeys(shapes, (128, 64, 240))
-    launches["H200 auto"] = {
-        gemm: tuple(selected_launch("H200", BLOCK, "float16", GROUP, n, k).launch) for gemm, (n, k) in shapes.items()
-    }
-    return {
-        name: tuple(partition(blocks, n, k, chosen[g][1], chosen[g][0], chosen[g][2], GROUP) for g, (n, k) in shapes.items())
-        for name, chosen in launches.items()
-    }  # type: ignore[return-value]
+    named = {f"(64, 128) on {grid}": (Launch(64, 128, grid),) * 2 for grid in (246, 240, 200)}
+    named["(128, 64) on 240, the swap"] = (Launch(128, 64, 240),) * 2
+    shapes = ((2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))
+    first, second = (selected_launch("H200", BLOCK, "float16", GROUP, n, k).launch for n, k in shapes)
+    named["H200 auto"] = (first, second)
+
+    def cut(which: int, launch: Launch) -> Partition:
+        return partition(blocks, *shapes[which], launch.thread_n, launch.thread_k, launch.grid, GROUP)
+
+    return {name: (cut(0, w13), cut(1, w2)) for name, (w13, w2) in named.items()}
 
 
 def facts(ids: NDArray[np.int32], plans: dict[str, AlignedPlan]) -> list[dict[str, Any]]:
@@ -189,7 +195,11 @@ def facts(ids: NDArray[np.int32], plans: dict[str, AlignedPlan]) -> list[dict[st
         ("W13 first block beyond them on 200", 33, cuts["(64, 128) on 200"][0].direct_tiles // 12),
         ("single slice on 200, W13 and W2", [True, True], [c.is_single_slice for c in cuts["(64, 128) on 200"]]),
         ("single slice on 240, W13", False, cuts["(64, 128) on 240"][0].is_single_slice),
-        ("single slice on 240 with thread_k and thread_n swapped, W13", True, cuts["(128, 64) on 240, the swap"][0].is_single_slice),
+        (
+            "single slice on 240 with thread_k and thread_n swapped, W13",
+            True,
+            cuts["(128, 64) on 240, the swap"][0].is_single_slice,
+        ),
         ("SMs of an RTX 3090 times 3", 246, GPUS["RTX 3090"].sms * 3),
     ]
     return [{"fact": fact, "wanted": wanted, "found": found, "holds": wanted == found} for fact, wanted, found in rows]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of study A: one cell, one history, one replicate, one process, three files.
 
-record.json is deterministic, tensors.safetensors holds the raw surfaces and the plan, telemetry.json what depends on the
-machine and the moment. The folder appears whole or not at all.
+record.json is deterministic, tensors.safetensors holds the raw surfaces and the plan, telemetry.json what depends on
+the machine and the moment. The folder appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def run(
     _known(cell, CELLS, "cell")
     _known(history, HISTORIES, "history")
     if replicate < 1:
-        raise InputError(f"replicate {replicate}", where="run", limit="replicates count from 1", way_out="use 1 or more")
+        raise InputError(
+            f"replicate {replicate}", where="run", limit="replicates count from 1", way_out="use 1 or more"
+        )
     fixture = load_fixture(fixture_folder)
     prediction, prediction_digest = load_prediction(prediction_path)
     if (prediction["fixture"], prediction["lane"]) != (fixture.digest, lane_name):
@@ -149,7 +151,20 @@ def run(
                 limit=f"{launches[gemm].grid} were asked for",
                 way_out="check the grid probe (docs/on-a-gpu.md)",
             )
-    record = _record(lane_name, lane, fixture, prediction, prediction_digest, chosen, history, replicate, plan, launches, outcome, code)
+    record = _record(
+        lane_name,
+        lane,
+        fixture,
+        prediction,
+        prediction_digest,
+        chosen,
+        history,
+        replicate,
+        plan,
+        launches,
+        outcome,
+        code,
+    )
     telemetry = {
         "start": started.isoformat(),
         "seconds": {"reading": read - clock, "lane": computed - read},

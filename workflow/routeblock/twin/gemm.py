@@ -2,8 +2,8 @@
 """The packed-weight MoE GEMM, bit for bit: vLLM's `moe_wna16_marlin_gemm` on a CPU.
 
 Order of additions (facts: recorded H200 outputs): inside a slice, warp w takes the two 16-deep steps at 32*w of every
-K-tile into one float32 accumulator; the warps' sums are added as w0 + w1, or w0 + (w1 + (w3 + w2)); slices are added from
-the largest k down; then one rounding to the output dtype, the column's scale, the top-k weight.
+K-tile into one float32 accumulator; the warps' sums are added as w0 + w1, or w0 + (w1 + (w3 + w2)); slices are added
+from the largest k down; then one rounding to the output dtype, the column's scale, the top-k weight.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ EXPANSION_COST = 1.3  # of a tile's weights, in rows
 
 @jit()
 def round_operand(value: Any, dropped_bits: Any) -> Any:
-    """float32 rounded to nearest even into a 16-bit format (13 dropped bits: float16, 16: bfloat16), kept as float32."""
+    """float32 rounded to nearest even into a 16-bit format (13 dropped bits: float16, 16: bfloat16), kept as
+    float32.
+    """
     bits = float32_bits(value)
     magnitude = bits & 0x7FFFFFFF
     if dropped_bits == 13:
@@ -71,8 +73,8 @@ def round_operand(value: Any, dropped_bits: Any) -> Any:
 def expand(b: Any, b_exp: Any, q: int, q_stride: int, zero: int, scale: int, dropped_bits: Any) -> None:
     """Weights of one 16-deep step, results normal in the format or zero.
 
-    b[k, c] = round((q[k, c] - zero[c]) * scale[c]) in float32, b_exp[k, c] its biased exponent; q, zero and scale are the
-    addresses of the step's first column.
+    b[k, c] = round((q[k, c] - zero[c]) * scale[c]) in float32, b_exp[k, c] its biased exponent; q, zero and scale are
+    the addresses of the step's first column.
     """
     half = np.int32((1 << (dropped_bits - 1)) - 1)
     keep = np.int32(-(1 << dropped_bits))
@@ -88,7 +90,9 @@ def expand(b: Any, b_exp: Any, q: int, q_stride: int, zero: int, scale: int, dro
 
 
 @jit()
-def expand_subnormal(b: Any, b_exp: Any, q: int, q_stride: int, zero: int, scale: int, dropped_bits: Any, low: Any) -> None:
+def expand_subnormal(
+    b: Any, b_exp: Any, q: int, q_stride: int, zero: int, scale: int, dropped_bits: Any, low: Any
+) -> None:
     """As `expand`, for results that may be subnormal in the format, whose lowest exponent is `low`."""
     for k in range(16):
         for c in range(b.shape[1]):
@@ -98,7 +102,9 @@ def expand_subnormal(b: Any, b_exp: Any, q: int, q_stride: int, zero: int, scale
 
 
 @jit()
-def step_vector(acc: int, acc_exp: int, scratch: Any, b: Any, b_exp: Any, a: int, a_exp: int, group: Any, F: Any) -> None:
+def step_vector(
+    acc: int, acc_exp: int, scratch: Any, b: Any, b_exp: Any, a: int, a_exp: int, group: Any, F: Any
+) -> None:
     """One 16-deep tensor-core step of one row on all columns of a tile; rows are addresses."""
     n = b.shape[1]
     low, high, top, mid = address(scratch, 0), address(scratch, 1), address(scratch, 2), address(scratch, 3)
@@ -138,7 +144,7 @@ def _gemm(
     iters: int,
     group_size: int,
     core_group: int,
-    F: int,
+    F: Any,
     dropped_bits: int,
     min_exponent: int,
     vector: bool,
@@ -222,7 +228,9 @@ def _exponents(x: Any, min_exponent: int) -> Any:
 
 @dataclass(frozen=True)
 class Weights:
-    """Quantised weights of one GEMM as the twin wants them: q uint8 [E, K, N], zeros and scales float32 [E, groups, N]."""
+    """Quantised weights of one GEMM as the twin wants them: q uint8 [E, K, N], zeros and scales float32 [E, groups,
+    N].
+    """
 
     q: NDArray[np.uint8]
     zeros: NDArray[np.float32]
@@ -299,8 +307,8 @@ def moe_gemm(
 
     a [rows, K] float16 or bfloat16, route r reads row r // top_k; q uint8 [E, K, N] nibbles; zeros uint8
     [E, K/group_size, N], or None for the fixed zero point 8 (uint4b8); scales [E, K/group_size, N] of a's dtype
-    (group_size -1: one scale per column, [E, 1, N]). topk_weights float32 [M, top_k] of the layer, one per route, rounded
-    to the dtype before they multiply. fp32_reduce False rounds to the dtype between slices. full_k is the
+    (group_size -1: one scale per column, [E, 1, N]). topk_weights float32 [M, top_k] of the layer, one per
+    route, rounded to the dtype before they multiply. fp32_reduce False rounds to the dtype between slices. full_k is the
     batch-invariant mode of newer builds. `progress` is called with the share done of a long call.
     Returns [plan.num_routes, N] of a's dtype; rows of routes that take no slot are zero (the GPU does not write them).
     Raises InputError for wrong dtypes, shapes, thread sizes or experts, and for values that are not finite.
@@ -351,10 +359,10 @@ def moe_gemm(
     edges[-1] = cut.tiles
     for piece in range(pieces):
         _gemm(
-            out, edges[piece * threads : (piece + 1) * threads + 1], wide, a_exp, np.ascontiguousarray(q), weights.zeros,
-            weights.scales, np.ascontiguousarray(plan.rows), ids, plan.num_routes, top_k, thread_k, thread_n, cut.n_tiles,
-            cut.k_tiles, cut.direct_tiles, cut.iters, k if group_size == -1 else group_size, core.group,
-            np.int32(core.fraction_bits), operand.dropped_bits, operand.min_exponent, vector,
+            out, edges[piece * threads : (piece + 1) * threads + 1], wide, a_exp, np.ascontiguousarray(q),
+            weights.zeros, weights.scales, np.ascontiguousarray(plan.rows), ids, plan.num_routes, top_k, thread_k,
+            thread_n, cut.n_tiles, cut.k_tiles, cut.direct_tiles, cut.iters, k if group_size == -1 else group_size,
+            core.group, np.int32(core.fraction_bits), operand.dropped_bits, operand.min_exponent, vector,
             s_low < operand.min_exponent, not fp32_reduce,
         )  # fmt: skip
         if progress:

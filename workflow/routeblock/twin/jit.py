@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compilation of the twin: numba, exact IEEE arithmetic, cached by the digest of the twin's own code.
 
-numba keys its cache by the file a function stands in, not by what that function calls. Here the cache folder carries the
-digest of the whole twin, so an edit anywhere in it can never meet machine code that was made before the edit.
+numba keys its cache by the file a function stands in, not by what that function calls. Here the cache folder carries
+the digest of the whole twin, so an edit anywhere in it can never meet machine code that was made before the edit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _cache_folder() -> Path | None:
     base = Path(os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache" / "routeblock" / "numba")
-    folder = base / code_digest("routeblock.twin.layer", "routeblock.twin.enumerator")[:16]
+    folder = base / code_digest("routeblock.twin.layer", "routeblock.twin.weights")[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -34,7 +34,7 @@ def _cache_folder() -> Path | None:
 
 _FOLDER = _cache_folder()
 if _FOLDER is not None:
-    numba.config.CACHE_DIR = str(_FOLDER)
+    vars(numba.config)["CACHE_DIR"] = str(_FOLDER)
 
 
 def jit(*, parallel: bool = False) -> Callable[[F], F]:
@@ -61,8 +61,7 @@ bits_float64 = _bitcast(types.int64, types.float64)
 
 # A slice of an array counts references, with an atomic operation each: in the innermost calls that cost more than the
 # arithmetic. These give the address of a row and read and write through it; whoever calls them keeps the array alive.
-@intrinsic
-def address(typing_context: Any, array: Any, row: Any) -> Any:
+def _address(typing_context: Any, array: Any, row: Any) -> Any:
     """The address of array[row], for any C-contiguous rows."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -71,6 +70,9 @@ def address(typing_context: Any, array: Any, row: Any) -> Any:
         return builder.add(builder.ptrtoint(view.data, ir.IntType(64)), offset)
 
     return types.intp(array, types.intp), generate
+
+
+address: Any = intrinsic(_address)
 
 
 def _load(item: types.Type) -> Any:

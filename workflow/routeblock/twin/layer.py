@@ -23,7 +23,9 @@ NAN_BITS = 0x7FFF  # of a GPU multiplication in both dtypes
 
 
 class GemmWeights(NamedTuple):
-    """q uint8 [E, K, N], zeros uint8 [E, K/group, N] or None for the fixed 8, scales [E, K/group, N] of the layer's dtype."""
+    """q uint8 [E, K, N], zeros uint8 [E, groups, N] or None for the fixed 8, scales [E, groups, N] of the layer's
+    dtype.
+    """
 
     q: NDArray[np.uint8]
     zeros: NDArray[np.uint8] | None
@@ -66,7 +68,8 @@ def combine(rows: NDArray[Any], form: Literal["fp32", "each"] = "fp32") -> NDArr
     """Sum of rows [T, k, N] over k, returns [T, N] of the same dtype.
 
     "fp32" is torch.sum, the fused path's default: four float32 accumulators, route i to accumulator i mod 4, then
-    ((a0 + a1) + a2) + a3 and one rounding. "each" is vLLM's moe_sum at k = 4: it rounds to the dtype after every addition.
+    ((a0 + a1) + a2) + a3 and one rounding. "each" is vLLM's moe_sum at k = 4: it rounds to the dtype after every
+    addition.
     """
     operand = operand_type_of(rows.dtype, "combine")
     if rows.ndim != 3 or form not in ("fp32", "each"):
@@ -105,8 +108,8 @@ def moe_layer(
 ) -> dict[str, NDArray[Any]]:
     """One layer's four surfaces, with the bits of the GPU path.
 
-    hidden [M, H] float16 or bfloat16; topk_ids [M, k]; topk_weights float32 [M, k]; w13 and w2 as `GemmWeights` (W13 gate
-    rows first, N = 2 * I); plan from `align`; launches (thread_k, thread_n, grid).
+    hidden [M, H] float16 or bfloat16; topk_ids [M, k]; topk_weights float32 [M, k]; w13 and w2 as `GemmWeights` (W13
+    gate rows first, N = 2 * I); plan from `align`; launches (thread_k, thread_n, grid).
     Returns w13 [M*k, 2I], activation [M*k, I], w2 [M*k, H] (top-k weights multiplied in), final [M, H].
     Raises InputError as `moe_gemm` does, and when plan, ids and weights do not belong together.
     """
@@ -121,12 +124,12 @@ def moe_layer(
     steps = (lambda part: lambda done: progress((part + done) / 2)) if progress else (lambda part: None)
     surfaces: dict[str, NDArray[Any]] = {}
     surfaces["w13"] = moe_gemm(
-        hidden, *w13, plan, top_k=top_k, architecture=architecture, thread_k=w13_launch[0], thread_n=w13_launch[1],
-        grid=w13_launch[2], group_size=group_size, progress=steps(0),
+        hidden, w13[0], w13[1], w13[2], plan, top_k=top_k, architecture=architecture, thread_k=w13_launch[0],
+        thread_n=w13_launch[1], grid=w13_launch[2], group_size=group_size, progress=steps(0),
     )  # fmt: skip
     surfaces["activation"] = silu_and_mul(surfaces["w13"])
     surfaces["w2"] = moe_gemm(
-        surfaces["activation"], *w2, plan, top_k=1, architecture=architecture, thread_k=w2_launch[0],
+        surfaces["activation"], w2[0], w2[1], w2[2], plan, top_k=1, architecture=architecture, thread_k=w2_launch[0],
         thread_n=w2_launch[1], grid=w2_launch[2], group_size=group_size, topk_weights=topk_weights, progress=steps(1),
     )  # fmt: skip
     surfaces["final"] = combine(surfaces["w2"].reshape(tokens, top_k, -1))

@@ -3,8 +3,8 @@
 
 For every group of L consecutive products: each product and the accumulator are cut, toward zero, to a multiple of
 2^(E-F), E being the largest exponent among them, where a product's exponent is the sum of its operands' exponents; the
-exact sum is converted to float32 toward zero. L and F follow the published bit-accurate model (arXiv 2511.10909); Hopper
-was also compared with kernels recorded on an H200. Ampere and Ada are modelled only.
+exact sum is converted to float32 toward zero. L and F follow the published bit-accurate model (arXiv 2511.10909);
+Hopper was also compared with kernels recorded on an H200. Ampere and Ada are modelled only.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def operand_type_of(dtype: Any, where: str) -> OperandType:
 
 
 # The vector path. Rows are addresses (see jit.py). Exponents are int16 and biased by 127 on B's side and in the
-# accumulator, unbiased on A's: their sum is the biased exponent of the product. Every step is a loop over columns that the
-# compiler turns into vector instructions.
+# accumulator, unbiased on A's: their sum is the biased exponent of the product. Every step is a loop over columns that
+# the compiler turns into vector instructions.
 
 
 @jit()
@@ -195,7 +195,8 @@ def accumulate(columns: int, acc: int, acc_exp: int, total: int, other: int, top
         down = bits_float32(np.int32(np.int32(e - np.int32(fraction_bits)) << 23))
         products = np.int32(load_int32(total, c) + load_int32(other, c))
         units = np.float64(products) + np.float64(np.int32(load_float32(acc, c) * up))
-        # float64 holds the sum exactly; dropping its low 29 bits is the conversion toward zero, in float32's normal range.
+        # float64 holds the sum exactly; dropping its low 29 bits is the conversion toward zero, in float32's normal
+        # range.
         value = np.float32(bits_float64(float64_bits(units * np.float64(down)) & np.int64(-536870912)))
         store_float32(acc, c, value)
         exponent = np.int16(np.int32(float32_bits(value) >> 23) & np.int32(255))
@@ -204,7 +205,9 @@ def accumulate(columns: int, acc: int, acc_exp: int, total: int, other: int, top
 
 @jit()
 def exponent_of(value: Any, min_exponent: Any) -> Any:
-    """Exponent of a float32 that holds a narrower format: not below the format's minimum; a zero gives ZERO_EXPONENT."""
+    """Exponent of a float32 that holds a narrower format: not below the format's minimum; a zero gives
+    ZERO_EXPONENT.
+    """
     bits = float32_bits(value) & 0x7FFFFFFF
     if bits == 0:
         return ZERO_EXPONENT
@@ -227,7 +230,9 @@ def toward_zero_float32(units: Any, exponent: Any) -> Any:
 
 @jit()
 def dot_general(acc: Any, a: Any, b: Any, start: int, stop: int, fraction_bits: int, min_exponent: Any) -> Any:
-    """One group of products [start, stop) added to `acc`, for every finite operand; scalar, used where vectors cannot go."""
+    """One group of products [start, stop) added to `acc`, for every finite operand; scalar, used where vectors cannot
+    go.
+    """
     top = exponent_of(acc, -126)
     for k in range(start, stop):
         e = exponent_of(a[k], min_exponent) + exponent_of(b[k], min_exponent)
