@@ -17,5 +17,5 @@ rule all:
     default_target: True
     input:
         rules.environment.output,
-        STUDY_RUNS,
-        CONTROLS,
+        expand(f"{RUN}/record.json", cell=CELLS, history=HISTORIES, n=range(1, CONFIG.replicates + 1), **STUDIES),
+        expand(rules.control.output, **(STUDIES | dict(point=["published"]))),

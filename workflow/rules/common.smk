@@ -6,8 +6,18 @@ from routeblock.route_block.fixture import SPEC, TENSOR_FILES
 from routeblock.workflow import code, prepare
 
 CONFIG = prepare(config, Path("results"))
+
+FIXTURE = "results/fixtures/{fixture}"
+FIXTURE_SPEC = f"{FIXTURE}/{SPEC}"
+FIXTURE_TENSORS = [f"{FIXTURE}/{name}" for name in TENSOR_FILES]
 STUDY = "results/route_block/{fixture}/{lane}/{point}/{plan_source}"
-LOG = "results/logs/route_block/{fixture}/{lane}/{point}/{plan_source}"
-RUN = STUDY + "/{cell}/{history}/rep{n}"
-FIXTURE_FILES = (SPEC, *TENSOR_FILES, "fixture.manifest.json")
-RUN_FILES = (RECORD, TENSORS, TELEMETRY, RECORD_MANIFEST, TELEMETRY_MANIFEST)
+STUDY_LOG = "results/logs/route_block/{fixture}/{lane}/{point}/{plan_source}"
+RUN = f"{STUDY}/{{cell}}/{{history}}/rep{{n}}"
+
+# What config.yaml asks for.
+STUDIES = dict(
+    fixture=[str(CONFIG.fixture.name)],
+    lane=[str(lane) for lane in CONFIG.lanes],
+    point=[str(point) for point in CONFIG.points],
+    plan_source=[str(source) for source in CONFIG.plan_source],
+)

@@ -1,47 +1,50 @@
-# Frozen before any arithmetic. The superseded one is a control: it is refused.
+# Frozen before any arithmetic, and an input of every run. The superseded one is a control: no run starts from it.
 
 
 rule prediction:
     input:
-        multiext("results/fixtures/{fixture}/", *FIXTURE_FILES),
+        spec=FIXTURE_SPEC,
+        tensors=FIXTURE_TENSORS,
     output:
-        prediction=STUDY + "/prediction.json",
-        manifest=STUDY + "/prediction.manifest.json",
+        prediction=f"{STUDY}/prediction.json",
+        manifest=f"{STUDY}/prediction.manifest.json",
     log:
-        LOG + "/prediction.log",
+        f"{STUDY_LOG}/prediction.log",
     params:
         code=code("prediction"),
     shell:
-        "routeblock predict --fixture $(dirname {input[0]}) --lane {wildcards.lane} --point {wildcards.point}"
+        "routeblock predict --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
 
 
 rule superseded_prediction:
     input:
-        multiext("results/fixtures/{fixture}/", *FIXTURE_FILES),
+        spec=FIXTURE_SPEC,
+        tensors=FIXTURE_TENSORS,
     output:
-        prediction=STUDY + "/superseded.json",
-        manifest=STUDY + "/superseded.manifest.json",
+        prediction=f"{STUDY}/superseded.json",
+        manifest=f"{STUDY}/superseded.manifest.json",
     log:
-        LOG + "/superseded.log",
+        f"{STUDY_LOG}/superseded.log",
     params:
         code=code("prediction"),
     shell:
-        "routeblock predict --superseded --fixture $(dirname {input[0]}) --lane {wildcards.lane}"
+        "routeblock predict --superseded --fixture $(dirname {input.spec}) --lane {wildcards.lane}"
         " --point {wildcards.point} --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
 
 
 rule control:
     input:
-        multiext("results/fixtures/{fixture}/", *FIXTURE_FILES),
-        prediction=STUDY + "/superseded.json",
+        spec=FIXTURE_SPEC,
+        tensors=FIXTURE_TENSORS,
+        prediction=f"{STUDY}/superseded.json",
     output:
-        control=STUDY + "/control.json",
-        manifest=STUDY + "/control.manifest.json",
+        control=f"{STUDY}/control.json",
+        manifest=f"{STUDY}/control.manifest.json",
     log:
-        LOG + "/control.log",
+        f"{STUDY_LOG}/control.log",
     params:
         code=code("control"),
     shell:
-        "routeblock control --fixture $(dirname {input[0]}) --prediction {input.prediction}"
-        " --lane {wildcards.lane} --out {output.control} 2> {log}"
+        "routeblock control --fixture $(dirname {input.spec}) --prediction {input.prediction} --lane {wildcards.lane}"
+        " --out {output.control} 2> {log}"
