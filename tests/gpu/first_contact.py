@@ -34,7 +34,7 @@ from routeblock.moe.routing import align
 from routeblock.route_block import golden_inputs as inputs
 from routeblock.route_block.fixture import PackedExpert
 from routeblock.route_block.lane import Request
-from routeblock.route_block.lane_cuda import EXTENSION, PROBE, CudaLane, open_cuda_lane
+from routeblock.route_block.lane_cuda import PROBE, CudaLane, open_cuda_lane
 
 SURFACES = {"w13": "w13", "activation": "act", "w2": "w2", "final": "fin"}
 LAUNCHES = {"g246": Launch(64, 128, 246), "g200": Launch(64, 128, 200), "auto": Launch(128, 64, 528)}
@@ -227,7 +227,7 @@ def main() -> int:
             os.environ[PROBE] = str(build(Path(tempfile.mkdtemp()) / "grid_probe.so"))
         lane = open_cuda_lane()
         report = Report()
-        report.say("extension", str(vllm_ops.find_extension(Path(os.environ[EXTENSION])).name))
+        report.say("extension", lane.extension.name)
         layer = golden_layer()
         layers(report, lane, layer, golden)
         operators = vllm_ops.VllmOperators(lane.extension, lane.activation)

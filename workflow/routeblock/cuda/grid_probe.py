@@ -22,13 +22,23 @@ from typing import NoReturn
 
 from routeblock.errors import InputError
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import SUFFIX, seal
 
 SOURCE = Path(__file__).with_name("grid_probe.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wl,--build-id=none")
-TARGET_VARIABLE, SMS_VARIABLE = "ROUTEBLOCK_PROBE_TARGET", "ROUTEBLOCK_PROBE_SMS"
+PROBE_VARIABLE = "ROUTEBLOCK_PROBE"  # for people: the built probe
+TARGET_VARIABLE, SMS_VARIABLE = "ROUTEBLOCK_PROBE_TARGET", "ROUTEBLOCK_PROBE_SMS"  # for the probe
 # int64 template arguments name the types; then threads, blocks of 16 along M, N and K, of which two are sizes.
 MARLIN_NAME = re.compile(r"6MarlinI(?:Ll-?\d+E)+Li(?P<threads>\d+)ELi\d+ELi(?P<n>\d+)ELi(?P<k>\d+)E")
+
+
+def make(out: Path, *, code: str) -> None:
+    """Build the probe and seal it; `code` is the code digest for the manifest. Raises InputError as `build` does."""
+    build(out)
+    seal(
+        out.with_name(out.stem + SUFFIX), rule="probe", outputs=[out], inputs=[], parameters={"flags": FLAGS}, code=code
+    )
 
 
 def build(out: Path) -> Path:
@@ -149,7 +159,7 @@ class GridProbe:
                 "the grid probe is not preloaded in this process",
                 where="grid probe",
                 limit="grids are recorded by an object in LD_PRELOAD",
-                way_out="build it (routeblock build-probe) and start the run with it (--probe)",
+                way_out=f"build it (routeblock build-probe) and name it in {PROBE_VARIABLE}",
             ) from e
         self._library = library
         watched = os.fsdecode(library.routeblock_probe_target())

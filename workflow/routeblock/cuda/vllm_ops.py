@@ -25,6 +25,7 @@ from routeblock.moe.routing import AlignedPlan
 MOE_EXTENSIONS = ("_moe_C_stable_libtorch.abi3.so", "_moe_C.abi3.so")  # since 0.24, and before
 ACTIVATION_EXTENSIONS = ("_C_stable_libtorch.abi3.so", "_C.abi3.so")
 GEMM, ALIGN, SILU = "_moe_C::moe_wna16_marlin_gemm", "_moe_C::moe_align_block_size", "_C::silu_and_mul"
+EXTENSION_VARIABLE, ACTIVATION_VARIABLE = "ROUTEBLOCK_EXTENSION", "ROUTEBLOCK_ACTIVATION_EXTENSION"
 MAX_BLOCKS_PER_SM = 4  # that the kernel's scratch buffer and locks are made for
 AUTOMATIC = -1
 
@@ -128,7 +129,7 @@ def find_extension(path: Path | None = None, names: Sequence[str] = MOE_EXTENSIO
         "no MoE extension of vLLM" if path is not None else "vllm is not installed for this Python",
         where=where,
         limit=f"a file {' or '.join(names)} is needed",
-        way_out="install envs/cuda.txt, or name the file (--extension)",
+        way_out=f"install envs/cuda.txt, or name the file in {EXTENSION_VARIABLE}",
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.cuda.device import MEMORY_MARGIN, Device, open_device, split_grid, state
+from routeblock.cuda.grid_probe import PROBE_VARIABLE as PROBE
 from routeblock.cuda.grid_probe import GridProbe, KernelLaunch
 from routeblock.cuda.grid_probe import reexecute as reexecute_with_probe
 from routeblock.cuda.vllm_ops import (
@@ -27,6 +28,8 @@ from routeblock.cuda.vllm_ops import (
     to_host,
     wheel_version,
 )
+from routeblock.cuda.vllm_ops import ACTIVATION_VARIABLE as ACTIVATION
+from routeblock.cuda.vllm_ops import EXTENSION_VARIABLE as EXTENSION
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file, sha256_json
 from routeblock.moe.awq import unpack_awq
@@ -37,7 +40,6 @@ from routeblock.route_block.fixture import LayerFixture
 from routeblock.route_block.lane import Outcome, Request
 from routeblock.route_block.operating_point import GEMMS
 
-EXTENSION, ACTIVATION, PROBE = "ROUTEBLOCK_EXTENSION", "ROUTEBLOCK_ACTIVATION_EXTENSION", "ROUTEBLOCK_PROBE"
 PRELUDE_HISTORY, PRELUDE_INPUTS = "H1", ("hidden", "topk_weights", "topk_ids")
 DEVICE = "cuda"
 
@@ -45,9 +47,9 @@ DEVICE = "cuda"
 def open_cuda_lane() -> CudaLane:
     """The lane as the environment describes it.
 
-    $ROUTEBLOCK_EXTENSION and $ROUTEBLOCK_ACTIVATION_EXTENSION name files or folders (default: an installed vllm, and the
-    torch form of the activation), $ROUTEBLOCK_PROBE the built grid probe. With a probe this process starts its command
-    line again, once, with the probe preloaded. Raises InputError when there is no extension.
+    $ROUTEBLOCK_EXTENSION and $ROUTEBLOCK_ACTIVATION_EXTENSION name files or folders (default: an installed vllm, and
+    the torch form of the activation), $ROUTEBLOCK_PROBE the built grid probe. With a probe this process starts its
+    command line again, once, with the probe preloaded. Raises InputError when there is no extension.
     """
     named = {name: Path(os.environ[name]) for name in (EXTENSION, ACTIVATION, PROBE) if os.environ.get(name)}
     extension = find_extension(named.get(EXTENSION))
