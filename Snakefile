@@ -10,6 +10,7 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/environment.smk"
 include: "workflow/rules/fixture.smk"
 include: "workflow/rules/prediction.smk"
+include: "workflow/rules/probe.smk"
 include: "workflow/rules/runs.smk"
 
 

@@ -91,6 +91,7 @@ def run(
 ) -> None:
     """Run one cell of study A in this process."""
     from routeblock.route_block.lanes import open_lane
+    from routeblock.route_block.operating_point import CUDA
     from routeblock.route_block.run import run as run_cell
     from routeblock.workflow import code
 
@@ -103,7 +104,7 @@ def run(
         history=history,
         replicate=replicate,
         out=out,
-        code=code("run"),
+        code=code("run_cuda" if lane == CUDA else "run"),
     )
 
 
@@ -135,6 +136,15 @@ def check_twin(
     if differing := check(golden, out, code=code("golden")):
         print(f"{golden}: {len(differing)} recorded outputs differ, {differing[0]} first")
         raise typer.Exit(1)
+
+
+@app.command()
+def build_probe(out: Annotated[Path, typer.Argument(help="File to write; its manifest goes beside it.")]) -> None:
+    """Compile the grid probe of the lane `cuda` with the system's C compiler."""
+    from routeblock.cuda.grid_probe import make
+    from routeblock.workflow import code
+
+    make(out, code=code("probe"))
 
 
 @app.command()

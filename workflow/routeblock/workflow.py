@@ -30,11 +30,13 @@ class Code:
 # Each rule's own code, without the command line: a rule is made again when something here changes.
 RULES: dict[str, Code] = {
     "environment": Code(("routeblock.environment",)),
+    "probe": Code(("routeblock.cuda.grid_probe",), ("cuda/grid_probe.c",)),
     "golden": Code(("routeblock.route_block.golden",)),
     "fixture": Code(("routeblock.route_block.make_fixture",)),
     "prediction": Code(("routeblock.route_block.freeze",)),
     "control": Code(("routeblock.route_block.control",)),
     "run": Code(("routeblock.route_block.run", "routeblock.route_block.lane_twin")),
+    "run_cuda": Code(("routeblock.route_block.run", "routeblock.route_block.lane_cuda"), ("cuda/grid_probe.c",)),
 }
 
 # Inputs that are given and not produced, in the checkout.

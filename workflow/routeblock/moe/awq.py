@@ -67,9 +67,10 @@ def pack_awq(values: NDArray[np.uint8]) -> NDArray[np.int32]:
 def unpack_awq(packed: NDArray[np.int32]) -> NDArray[np.uint8]:
     """Inverse of `pack_awq`: int32 [R, N/8] -> uint8 [R, N]."""
     _check_words(packed, 8)
-    nibbles = _unpack_nibbles(packed)
-    rows, columns = nibbles.shape
-    return nibbles.reshape(rows, columns // 8, 8)[:, :, np.argsort(AWQ_ORDER)].reshape(rows, columns)
+    out = np.empty((*packed.shape, 8), np.uint8)
+    for nibble, column in enumerate(AWQ_ORDER):
+        out[:, :, column] = (packed >> (4 * nibble)) & 15
+    return out.reshape(packed.shape[0], -1)
 
 
 @cache
@@ -90,8 +91,14 @@ def marlin_repack_weights(q: NDArray[np.uint8]) -> NDArray[np.int32]:
     k, n = q.shape
     if k % TILE:
         raise _refuse(f"K={k}", "K a multiple of 16")
-    tiles = q.reshape(k // TILE, TILE, n // TILE, TILE).transpose(0, 2, 1, 3).reshape(-1, RUN)
-    return _pack_nibbles(tiles[:, _weight_permutation()].reshape(k // TILE, TILE * n))
+    # A word holds the rows 2p, 2p+1, 2p+8, 2p+9 of two columns 8 apart. Axes: K-tile, row/8, p, row%2, run, tile,
+    # column/8, column%8. Words are gathered in q's order, nibble by nibble, and put in Marlin's order once: much faster
+    # than permuting nibbles.
+    axes = q.reshape(k // TILE, 2, 4, 2, n // 64, 4, 2, 8)
+    words = np.zeros((k // TILE, 4, n // 64, 4, 8), np.uint32)
+    for nibble, (odd, column, row) in enumerate(np.ndindex(2, 2, 2)):
+        words |= axes[:, row, :, odd, :, :, column, :].astype(np.uint32) << np.uint32(4 * nibble)
+    return np.ascontiguousarray(words.transpose(0, 2, 4, 1, 3)).view(np.int32).reshape(k // TILE, 2 * n)
 
 
 def marlin_unpack_weights(packed: NDArray[np.int32]) -> NDArray[np.uint8]:

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from routeblock.cuda.device import open_device
 from routeblock.errors import InputError
-from routeblock.moe.launches import Launch, Status, selected_launch
+from routeblock.moe.launches import GPUS, Launch, Status, selected_launch
 from routeblock.moe.partition import Partition, partition
 from routeblock.route_block.cells import largest_divisor
 
 PUBLISHED = Launch(64, 128, 246)
 GEMMS = ("w13", "w2")
+CUDA = "cuda"
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,17 @@ LANES = {
 
 
 def lane_facts(lane: str) -> LaneFacts:
-    """The table entry of a lane; InputError if there is none."""
+    """What a lane stands for; for `cuda` the GPU of this process. InputError for other names, and without a GPU."""
+    if lane == CUDA:
+        device = open_device(0)
+        # "NVIDIA H200" is the table's H200; "NVIDIA H200 NVL" is another GPU.
+        known = [gpu.name for gpu in GPUS.values() if device.name.endswith(gpu.name)]
+        return LaneFacts(known[0] if known else device.name, device.architecture or "no twin", "observed")
     if lane not in LANES:
         raise InputError(
             f"lane {lane!r} is not known",
             where="lane",
-            limit=f"known are {', '.join(LANES)}",
+            limit=f"known are {', '.join((*LANES, CUDA))}",
             way_out="choose one of them",
         )
     return LANES[lane]

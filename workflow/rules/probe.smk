@@ -1,0 +1,13 @@
+# What the lane `cuda` preloads to set and record grids: built where it is used, from cuda/grid_probe.c.
+
+
+rule probe:
+    output:
+        probe="results/probe/grid_probe.so",
+        manifest="results/probe/grid_probe.manifest.json",
+    log:
+        "results/logs/probe.log",
+    params:
+        code=code("probe"),
+    shell:
+        "routeblock build-probe {output.probe} 2> {log}"
