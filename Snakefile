@@ -9,9 +9,12 @@ configfile: "config.yaml"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/environment.smk"
 include: "workflow/rules/fixture.smk"
+include: "workflow/rules/capture.smk"
 include: "workflow/rules/prediction.smk"
 include: "workflow/rules/probe.smk"
 include: "workflow/rules/runs.smk"
+include: "workflow/rules/census.smk"
+include: "workflow/rules/evidence.smk"
 
 
 rule all:
@@ -19,4 +22,4 @@ rule all:
     input:
         rules.environment.output,
         expand(f"{RUN}/record.json", cell=CELLS, history=HISTORIES, n=range(1, CONFIG.replicates + 1), **STUDIES),
-        expand(rules.control.output, **(STUDIES | dict(point=["published"]))),
+        expand(rules.control.output, **(STUDIES | dict(point=["published"], plan_source=["stored"]))),

@@ -11,13 +11,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from vllm_schemas import ALIGN, GEMM_024, SILU
 
 from routeblock.cuda import vllm_ops
 from routeblock.cuda.device import Device
 from routeblock.cuda.grid_probe import KernelLaunch
 from routeblock.errors import InputError
-from routeblock.moe.awq import marlin_unpack_weights, marlin_unpack_zeros, marlin_unpermute_scales, pack_awq
+from routeblock.moe.awq import pack_awq
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align
 from routeblock.route_block import lane_cuda
@@ -29,79 +28,19 @@ from routeblock.twin.layer import combine, silu_and_mul
 
 torch = pytest.importorskip("torch")
 
+from twin_operators import TwinOperators, marlin  # noqa: E402
+
 SMS, EXPERTS, TOKENS, TOP_K, HIDDEN, INTERMEDIATE, GROUP, BLOCK = 82, 16, 19, 2, 256, 128, 64, 8
 LAUNCH = Launch(64, 128, 246)
-
-
-def twin_gemm(
-    a, c_or_none, b_q_weight, b_bias_or_none, b_scales, a_scales, global_scale, b_zeros_or_none, g_idx_or_none,
-    perm_or_none, workspace, sorted_token_ids, expert_ids, num_tokens_past_padded, topk_weights, moe_block_size, top_k,
-    mul_topk_weights, b_type_id, size_m, size_n, size_k, is_full_k, use_atomic_add, use_fp32_reduce, is_zp_float,
-    thread_k, thread_n, blocks_per_sm,
-):  # fmt: skip # type: ignore[no-untyped-def]
-    """What the real operator computes, by the twin, from Marlin-packed weights."""
-    host = vllm_ops.to_host
-    assert b_type_id == (1125899907892224 if b_zeros_or_none is None else 1125899906843648)
-    assert (size_m, size_k) == tuple(a.shape) and is_full_k and not use_atomic_add and not is_zp_float
-    assert workspace.numel() >= min(size_n // 64 * (sorted_token_ids.numel() // moe_block_size), SMS * 4)
-    assert not workspace.any() and torch.isnan(c_or_none.float()).all()
-    used = int(num_tokens_past_padded[0])
-    blocks = used // moe_block_size
-    plan = AlignedPlan(
-        host(sorted_token_ids)[:used], host(expert_ids)[:blocks], used, moe_block_size, topk_weights.numel()
-    )
-    assert (host(expert_ids)[blocks:] == -1).all() and (host(sorted_token_ids)[used:] == topk_weights.numel()).all()
-    out = moe_gemm(
-        host(a),
-        np.stack([marlin_unpack_weights(x) for x in host(b_q_weight)]),
-        None if b_zeros_or_none is None else np.stack([marlin_unpack_zeros(x) for x in host(b_zeros_or_none)]),
-        np.stack([marlin_unpermute_scales(x) for x in host(b_scales)]),
-        plan,
-        top_k=top_k,
-        architecture="hopper",
-        thread_k=thread_k,
-        thread_n=thread_n,
-        grid=SMS * blocks_per_sm,
-        group_size=GROUP,
-        topk_weights=host(topk_weights) if mul_topk_weights else None,
-        fp32_reduce=use_fp32_reduce,
-    )
-    c_or_none.copy_(vllm_ops.to_device(out, "cpu"))
-    return c_or_none
-
-
-def twin_align(topk_ids, num_experts, block_size, sorted_token_ids, experts_ids, num_tokens_post_pad, maybe_expert_map):  # type: ignore[no-untyped-def]
-    """An alignment that takes routes backwards: legal, and not the stable one."""
-    ids = vllm_ops.to_host(topk_ids)
-    plan = align(ids, num_experts, block_size, np.arange(ids.size)[::-1])
-    sorted_token_ids.fill_(ids.size)
-    experts_ids.fill_(-1)
-    sorted_token_ids[: plan.num_tokens_post_padded] = torch.from_numpy(plan.sorted_token_ids)
-    experts_ids[: plan.num_blocks] = torch.from_numpy(plan.expert_ids)
-    num_tokens_post_pad.fill_(plan.num_tokens_post_padded)
-
-
-def twin_silu(result, input):  # type: ignore[no-untyped-def]
-    """vLLM's silu_and_mul, by the twin."""
-    result.copy_(vllm_ops.to_device(silu_and_mul(vllm_ops.to_host(input)), "cpu"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def operators() -> Iterator[None]:
     """The operators, registered with the schemas that vLLM 0.24 registers."""
-    libraries = []
-    for namespace, schema, function in (
-        ("_moe_C", GEMM_024, twin_gemm),
-        ("_moe_C", ALIGN, twin_align),
-        ("_C", SILU, twin_silu),
-    ):
-        library = torch.library.Library(namespace, "FRAGMENT")
-        library.define(schema)
-        library.impl(schema.split("(")[0], function, "CPU")
-        libraries.append(library)
+    twin = TwinOperators(SMS)
+    twin.register()
     yield
-    for library in libraries:
-        library._destroy()
+    twin.unregister()
 
 
 class SmallLayer(SimpleNamespace):
@@ -153,6 +92,7 @@ def extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found.write_bytes(b"an extension")
     monkeypatch.setattr(vllm_ops, "_load", lambda path: None)
     monkeypatch.setattr(lane_cuda, "DEVICE", "cpu")
+    monkeypatch.setattr(lane_cuda, "require_torch", lambda: None)
     monkeypatch.setattr(lane_cuda, "open_device", lambda memory: Device("CPU", "none", (9, 0), SMS, 1 << 40))
     monkeypatch.setattr(lane_cuda, "state", lambda uuid: {"driver": "none"})
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -208,7 +148,7 @@ def test_the_prelude_happens_in_h1_alone_before_any_weight(extension: Path, monk
     layer = small_layer(np.float16, True)
     plan = align(layer.topk_ids, EXPERTS, BLOCK)
     events: list[str] = []
-    real_prelude, real_load = lane_cuda._prelude, lane_cuda.load_weights
+    real_prelude, real_to = lane_cuda._prelude, vllm_ops.DeviceWeights.to
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("synchronize"))
 
     def prelude(fixture: Any) -> list[Any]:
@@ -219,12 +159,12 @@ def test_the_prelude_happens_in_h1_alone_before_any_weight(extension: Path, monk
         )
         return kept
 
-    def load(*arguments: Any) -> Any:
+    def to(weights: vllm_ops.DeviceWeights, device: str) -> vllm_ops.DeviceWeights:
         events.append("weights")
-        return real_load(*arguments)
+        return real_to(weights, device)
 
     monkeypatch.setattr(lane_cuda, "_prelude", prelude)
-    monkeypatch.setattr(lane_cuda, "load_weights", load)
+    monkeypatch.setattr(vllm_ops.DeviceWeights, "to", to)
     lane = CudaLane(extension, probed=False)
     assert not run(lane, layer, plan, "H0").prelude
     assert events == ["weights", "weights", "synchronize"]
@@ -260,12 +200,6 @@ class FakeProbe:
 
     def take(self) -> list[KernelLaunch]:
         return self.launches if self.answered and len(self.answered) % 2 == 0 else []
-
-
-def marlin(thread_k: int, thread_n: int, grid: int) -> KernelLaunch:
-    threads = thread_k * thread_n // 64
-    name = f"_ZN16marlin_moe_wna166MarlinILl1ELi{threads}ELi1ELi{thread_n // 16}ELi{thread_k // 16}ELb1EEvv"
-    return KernelLaunch((grid, 1, 1), (threads, 1, 1), 0, name)
 
 
 def test_the_grid_marker_is_the_recorded_grid(extension: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,10 @@ from routeblock.errors import InputError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+Gpu = Annotated[int, typer.Option(help="Which of the visible GPUs, from 0.", min=0)]
+After = Annotated[Path | None, typer.Option(help="Touch the GPU only once this file (record.json) is there.")]
+Limit = Annotated[float, typer.Option(help="Seconds to wait for the file, and for the GPU's lock.", min=0)]
+Captured = Annotated[Path | None, typer.Option("--plans", help="Captured plans; default: the fixture's stored ones.")]
 FixtureFolder = Annotated[Path, typer.Option(help="Folder of a fixture.")]
 LaneName = Annotated[str, typer.Option(help="twin-ampere, twin-hopper or cuda.")]
 Roots = Annotated[list[Path], typer.Argument(help="Folders of sealed results.")]
@@ -68,15 +72,20 @@ def predict(
     out: Annotated[Path, typer.Option(help="File to write, prediction.json; its manifest goes beside it.")],
     point: Annotated[str, typer.Option(help="published or auto.")] = "published",
     plan_source: Annotated[str, typer.Option(help="stored or captured.")] = "stored",
+    plans: Captured = None,
     superseded: Annotated[
         bool, typer.Option("--superseded", help="The study's first prediction, grid 240: a control that run refuses.")
     ] = False,
 ) -> None:
     """Freeze which bits can differ between which runs, from plans and launches alone."""
+    from routeblock.cuda.turn import Turn
     from routeblock.route_block.freeze import freeze
+    from routeblock.route_block.operating_point import CUDA
     from routeblock.workflow import code
 
-    freeze(fixture, lane, point, plan_source, out, superseded=superseded, code=code("prediction"))
+    if lane == CUDA:  # asks the GPU for its name
+        Turn().take()
+    freeze(fixture, lane, point, plan_source, out, plans_path=plans, superseded=superseded, code=code("prediction"))
 
 
 @app.command()
@@ -88,13 +97,19 @@ def run(
     history: Annotated[str, typer.Option(help="H0 or H1.")],
     out: Annotated[Path, typer.Option(help="Folder to write: record.json, tensors.safetensors, telemetry.json.")],
     replicate: Annotated[int, typer.Option(help="Number of the replicate, from 1.")] = 1,
+    plans: Captured = None,
+    gpu: Gpu = 0,
+    after: After = None,
+    limit: Limit = 600,
 ) -> None:
-    """Run one cell of study A in this process."""
+    """Run one cell of study A in this process. The last three options are for the lane cuda."""
+    from routeblock.cuda.turn import Turn
     from routeblock.route_block.lanes import open_lane
     from routeblock.route_block.operating_point import CUDA
     from routeblock.route_block.run import run as run_cell
     from routeblock.workflow import code
 
+    rule = "run_cuda" if lane == CUDA else "run"
     run_cell(
         lane_name=lane,
         lane=open_lane(lane),
@@ -104,8 +119,115 @@ def run(
         history=history,
         replicate=replicate,
         out=out,
-        code=code("run_cuda" if lane == CUDA else "run"),
+        code=code(rule),
+        rule=rule,
+        plans_path=plans,
+        turn=Turn(gpu, after, limit) if lane == CUDA else None,
     )
+
+
+@app.command()
+def capture(
+    fixture: FixtureFolder,
+    history: Annotated[str, typer.Option(help="H0 or H1.")],
+    out: Annotated[Path, typer.Option(help="Folder to write: plans.safetensors, capture.json, telemetry.json.")],
+    gpu: Gpu = 0,
+    after: After = None,
+    limit: Limit = 600,
+) -> None:
+    """Keep the plan that vLLM's own alignment makes in this process, after the history's prelude."""
+    from routeblock.cuda.turn import Turn
+    from routeblock.route_block.captured import capture as keep
+    from routeblock.route_block.lane_cuda import open_cuda_lane
+    from routeblock.workflow import code
+
+    keep(open_cuda_lane(), fixture, history, out, turn=Turn(gpu, after, limit), code=code("capture"))
+
+
+@app.command()
+def freeze_plans(
+    fixture: FixtureFolder,
+    captures: Annotated[list[Path], typer.Option("--from", help="Folder of a capture; one of H0, one of H1.")],
+    out: Annotated[Path, typer.Option(help="File to write, plans.safetensors; plans.json and the seal beside it.")],
+) -> None:
+    """Put the captured plans of both histories into one file, before any run."""
+    from routeblock.route_block.captured import freeze_plans as freeze
+    from routeblock.workflow import code
+
+    freeze(fixture, captures, out, code=code("captured_plans"))
+
+
+@app.command()
+def census(
+    fixture: FixtureFolder,
+    prediction: Annotated[Path, typer.Option(help="A frozen prediction of lane cuda: its launches are used.")],
+    history: Annotated[str, typer.Option(help="H0 or H1.")],
+    process: Annotated[int, typer.Option(help="Number of this process, from 1.", min=1)],
+    calls: Annotated[int, typer.Option(help="Native alignments, and as many layers in canonical order.", min=1)],
+    out: Annotated[Path, typer.Option(help="File to write; its manifest goes beside it.")],
+    gpu: Gpu = 0,
+    limit: Limit = 600,
+) -> None:
+    """Count the plans and final outputs that native alignment gives in one process, beside canonical order."""
+    from routeblock.cuda.turn import Turn
+    from routeblock.route_block.census import count
+    from routeblock.route_block.lane_cuda import open_cuda_lane
+    from routeblock.workflow import code
+
+    count(
+        open_cuda_lane(),
+        fixture,
+        prediction,
+        history,
+        process,
+        calls,
+        out,
+        turn=Turn(gpu, None, limit),
+        code=code("census"),
+    )
+
+
+@app.command()
+def unassisted(
+    fixture: FixtureFolder,
+    out: Annotated[Path, typer.Option(help="File to write; its manifest goes beside it.")],
+    gpu: Gpu = 0,
+    limit: Limit = 600,
+) -> None:
+    """Digests at grids that are multiples of the SM count: run it with the grid probe and without, and compare."""
+    from routeblock.cuda.turn import Turn
+    from routeblock.route_block.lane_cuda import open_cuda_lane
+    from routeblock.route_block.unassisted import launch_multiples
+    from routeblock.workflow import code
+
+    launch_multiples(open_cuda_lane(), fixture, out, turn=Turn(gpu, None, limit), code=code("unassisted"))
+
+
+@app.command()
+def pack_evidence(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    results: Annotated[list[Path] | None, typer.Option(help="A results folder with runs of lane cuda; repeat.")] = None,
+    add: Annotated[list[Path] | None, typer.Option(help="A folder that this command wrote, to add; repeat.")] = None,
+) -> None:
+    """Pack GPU runs, captures and censuses: every record as it is, distinct tensors once each."""
+    from routeblock.route_block.recorded import pack_evidence as pack
+    from routeblock.workflow import code
+
+    pack(results or [], add or [], out, code=code("pack_evidence"))
+
+
+@app.command()
+def restore_evidence(
+    fixture: FixtureFolder,
+    evidence: Annotated[Path, typer.Option(help="A folder that pack-evidence wrote.")],
+    group: Annotated[str, typer.Option(help="What to rebuild: published.stored, published.census, probe_control ...")],
+    out: Annotated[Path, typer.Option(help="Folder to rebuild it in.")],
+) -> None:
+    """Rebuild recorded run folders bit for bit; any other byte is refused."""
+    from routeblock.route_block.recorded import restore
+    from routeblock.workflow import code
+
+    restore(fixture, evidence, group, out, code=code("restore_evidence"))
 
 
 @app.command()

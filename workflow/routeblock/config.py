@@ -69,6 +69,26 @@ class Fixture(_Section):
     """Seed of the drawn weights and inputs."""
 
 
+class Census(_Section):
+    """How often native alignment is asked, on the lane cuda."""
+
+    calls: Annotated[int, Field(ge=1, le=10_000)]
+    """Alignments, each with the layer that follows, in one process."""
+    processes: Annotated[int, Field(ge=1, le=1000)]
+    """Processes per history."""
+
+
+class Cuda(_Section):
+    """How the lane cuda uses this machine."""
+
+    gpus: Annotated[int, Field(ge=1, le=64)]
+    """Replicates are spread over so many GPUs, one process a GPU at a time."""
+    python: str | None
+    """An interpreter with torch and vllm; None: the one that runs the workflow."""
+    census: Census
+    """How often native alignment is asked."""
+
+
 class Config(_Section):
     """Every knob of config.yaml."""
 
@@ -81,6 +101,8 @@ class Config(_Section):
     """Where injected plans come from."""
     replicates: Annotated[int, Field(ge=1, le=1000)]
     """Processes per cell and history."""
+    cuda: Cuda
+    """How the lane cuda uses this machine."""
 
 
 def load(path: Path) -> Config:
@@ -105,12 +127,21 @@ def check(settings: Any, *, where: str = "config") -> Config:
         )
     try:
         # Through JSON: strict on types there, yet a string may name an enum's member and a list may fill a tuple.
-        return Config.model_validate_json(json.dumps(settings, default=str))
+        config = Config.model_validate_json(json.dumps(settings, default=str))
     except ValidationError as e:
         errors = e.errors(include_url=False)
         # A misspelt key is also a missing key: name the spelling.
         errors.sort(key=lambda detail: detail["type"] == "missing")
         raise _explain(errors[0], where) from e
+    twins = [lane for lane in config.lanes if lane.startswith("twin-")]
+    if twins and PlanSource.CAPTURED in config.plan_source:
+        raise _refused(
+            f"plan_source captured on lane {twins[0]}",
+            where,
+            "a CPU has no alignment of its own to capture",
+            "take captured plans on the lanes cuda and recorded-h200 alone",
+        )
+    return config
 
 
 def _explain(detail: ErrorDetails, where: str) -> InputError:

@@ -37,6 +37,12 @@ RULES: dict[str, Code] = {
     "control": Code(("routeblock.route_block.control",)),
     "run": Code(("routeblock.route_block.run", "routeblock.route_block.lane_twin")),
     "run_cuda": Code(("routeblock.route_block.run", "routeblock.route_block.lane_cuda"), ("cuda/grid_probe.c",)),
+    "capture": Code(("routeblock.route_block.captured",), ("cuda/grid_probe.c",)),
+    "captured_plans": Code(("routeblock.route_block.captured",)),
+    "census": Code(("routeblock.route_block.census",), ("cuda/grid_probe.c",)),
+    "pack_evidence": Code(("routeblock.route_block.recorded",)),
+    "restore_evidence": Code(("routeblock.route_block.recorded",)),
+    "unassisted": Code(("routeblock.route_block.unassisted",), ("cuda/grid_probe.c",)),
 }
 
 # Inputs that are given and not produced, in the checkout.

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
-from routeblock.route_block.cells import CELLS, HISTORIES, position
+from routeblock.route_block.cells import CELLS, HISTORIES, gpu_of, position, predecessor
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
 from routeblock.workflow import code, prepare
 
@@ -13,6 +13,25 @@ FIXTURE_TENSORS = [f"{FIXTURE}/{name}" for name in TENSOR_FILES]
 STUDY = "results/route_block/{fixture}/{lane}/{point}/{plan_source}"
 STUDY_LOG = "results/logs/route_block/{fixture}/{lane}/{point}/{plan_source}"
 RUN = f"{STUDY}/{{cell}}/{{history}}/rep{{n}}"
+
+# How a lane's commands are started: on the lane cuda by an interpreter with torch, from this checkout's package.
+CUDA_PYTHON = CONFIG.cuda.python
+ON_CUDA = f"PYTHONPATH=workflow${{PYTHONPATH:+:$PYTHONPATH}} {CUDA_PYTHON} -m routeblock" if CUDA_PYTHON else "routeblock"
+PROCESSES = len(CELLS) * len(HISTORIES) * CONFIG.replicates
+
+
+def routeblock(wildcards):
+    return ON_CUDA if wildcards.lane == "cuda" else "routeblock"
+
+
+def captured_plans(wildcards):
+    """The file of captured plans, where a study uses them."""
+    return f"{STUDY}/plans.safetensors".format(**wildcards) if wildcards.plan_source == "captured" else []
+
+
+def plans_option(wildcards, input):
+    return f"--plans {input.plans}" if input.plans else ""
+
 
 # What config.yaml asks for.
 STUDIES = dict(

@@ -5,15 +5,20 @@ rule prediction:
     input:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
+        plans=captured_plans,
     output:
         prediction=f"{STUDY}/prediction.json",
         manifest=f"{STUDY}/prediction.manifest.json",
     log:
         f"{STUDY_LOG}/prediction.log",
+    wildcard_constraints:
+        lane="twin-[a-z]+|cuda",
     params:
+        routeblock=routeblock,
+        plans=plans_option,
         code=code("prediction"),
     shell:
-        "routeblock predict --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
+        "{params.routeblock} predict {params.plans} --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
 
 
@@ -26,10 +31,14 @@ rule superseded_prediction:
         manifest=f"{STUDY}/superseded.manifest.json",
     log:
         f"{STUDY_LOG}/superseded.log",
+    wildcard_constraints:
+        lane="twin-[a-z]+|cuda",
+        plan_source="stored",
     params:
+        routeblock=routeblock,
         code=code("prediction"),
     shell:
-        "routeblock predict --superseded --fixture $(dirname {input.spec}) --lane {wildcards.lane}"
+        "{params.routeblock} predict --superseded --fixture $(dirname {input.spec}) --lane {wildcards.lane}"
         " --point {wildcards.point} --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
 
 

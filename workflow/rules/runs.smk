@@ -30,6 +30,8 @@ rule run:
         manifests=[f"{RUN}/{RECORD_MANIFEST}", f"{RUN}/{TELEMETRY_MANIFEST}"],
     log:
         f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.log",
+    wildcard_constraints:
+        lane="twin-[a-z]+",
     # The order of the study, as far as free cores allow: replicate-major, the history order alternates.
     priority: lambda wildcards: -position(wildcards.cell, wildcards.history, int(wildcards.n))
     params:
@@ -37,3 +39,46 @@ rule run:
     shell:
         "routeblock run --fixture $(dirname {input.spec}) --prediction {input.prediction} --lane {wildcards.lane}"
         " --cell {wildcards.cell} --history {wildcards.history} --replicate {wildcards.n} --out $(dirname {output.record}) 2> {log}"
+
+
+def after(wildcards):
+    """The run that has this one's GPU before it: waited for, and no input, so that one rerun makes no others."""
+    before = predecessor(wildcards.cell, wildcards.history, int(wildcards.n), CONFIG.cuda.gpus)
+    if before is None:
+        return ""
+    cell, history, n = before
+    return "--after " + f"{RUN}/{RECORD}".format(**(dict(wildcards) | dict(cell=cell, history=history, n=n)))
+
+
+rule run_cuda:
+    input:
+        spec=FIXTURE_SPEC,
+        tensors=FIXTURE_TENSORS,
+        prediction=f"{STUDY}/prediction.json",
+        plans=captured_plans,
+        probe="results/probe/grid_probe.so",
+    output:
+        record=f"{RUN}/{RECORD}",
+        tensors=f"{RUN}/{TENSORS}",
+        telemetry=f"{RUN}/{TELEMETRY}",
+        manifests=[f"{RUN}/{RECORD_MANIFEST}", f"{RUN}/{TELEMETRY_MANIFEST}"],
+    log:
+        f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.log",
+    wildcard_constraints:
+        lane="cuda",
+    # Started in the order of the study; each waits for its predecessor once it has imported and packed.
+    priority: lambda wildcards: PROCESSES - position(wildcards.cell, wildcards.history, int(wildcards.n))
+    resources:
+        gpu=1,
+        gpu_queue=1,
+    params:
+        routeblock=routeblock,
+        plans=plans_option,
+        gpu=lambda wildcards: gpu_of(int(wildcards.n), CONFIG.cuda.gpus),
+        after=after,
+        code=code("run_cuda"),
+    shell:
+        "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} run --fixture $(dirname {input.spec})"
+        " --prediction {input.prediction} {params.plans} --lane {wildcards.lane} --cell {wildcards.cell}"
+        " --history {wildcards.history} --replicate {wildcards.n} --gpu {params.gpu} {params.after}"
+        " --out $(dirname {output.record}) 2> {log}"

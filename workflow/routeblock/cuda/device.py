@@ -45,11 +45,8 @@ def _refuse(what: str, limit: str, way_out: str) -> InputError:
     return InputError(what, where="lane cuda", limit=limit, way_out=way_out)
 
 
-def open_device(memory: int) -> Device:
-    """The current CUDA device.
-
-    Raises InputError without torch, without a GPU, when it is older than Ampere, and with under `memory` bytes free.
-    """
+def require_torch() -> None:
+    """Import torch, which touches no GPU. Raises InputError when it is missing or has no CUDA."""
     try:
         import torch
     except ImportError as e:
@@ -58,6 +55,16 @@ def open_device(memory: int) -> Device:
         ) from e
     if torch.version.cuda is None:
         raise _refuse(f"torch {torch.__version__} has no CUDA", "a CUDA build is needed", "install envs/cuda.txt")
+
+
+def open_device(memory: int) -> Device:
+    """The current CUDA device.
+
+    Raises InputError without torch, without a GPU, when it is older than Ampere, and with under `memory` bytes free.
+    """
+    require_torch()
+    import torch
+
     try:
         found = torch.cuda.is_available() and torch.cuda.device_count() > 0
         properties = torch.cuda.get_device_properties(torch.cuda.current_device()) if found else None

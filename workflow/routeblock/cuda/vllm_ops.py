@@ -166,6 +166,11 @@ class DeviceWeights:
         """uint4 with zero points, else uint4b8."""
         return UINT4B8 if self.zeros is None else UINT4
 
+    def to(self, device: str) -> DeviceWeights:
+        """The same weights on another device."""
+        zeros = None if self.zeros is None else self.zeros.to(device)
+        return DeviceWeights(self.q.to(device), zeros, self.scales.to(device), self.n, self.k)
+
 
 @dataclass(frozen=True)
 class DevicePlan:

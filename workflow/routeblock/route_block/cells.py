@@ -105,6 +105,18 @@ def position(cell: str, history: str, replicate: int) -> int:
     return ((replicate - 1) * len(HISTORIES) + index) * len(CELLS) + list(CELLS).index(cell)
 
 
+def gpu_of(replicate: int, gpus: int) -> int:
+    """The GPU of a replicate: replicates spread over GPUs, so that one replicate is one GPU's."""
+    return (replicate - 1) % gpus
+
+
+def predecessor(cell: str, history: str, replicate: int, gpus: int) -> tuple[str, str, int] | None:
+    """(cell, history, replicate) of the process before this one on the same GPU; None for a GPU's first."""
+    before = [key for key in schedule(replicate) if gpu_of(key[2], gpus) == gpu_of(replicate, gpus)]
+    place = before.index((cell, history, replicate))
+    return before[place - 1] if place else None
+
+
 def threads_of(replicate: int) -> int:
     """Threads of a replicate on the twin."""
     return REPLICATE_THREADS[(replicate - 1) % len(REPLICATE_THREADS)]

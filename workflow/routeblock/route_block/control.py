@@ -27,6 +27,10 @@ class _Tripwire:
 
     status = "control"
 
+    def prepare(self, fixture: LayerFixture) -> None:
+        """Called before a device is touched."""
+        raise _ArithmeticReachedError
+
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         """Called where arithmetic would begin."""
         raise _ArithmeticReachedError

@@ -31,6 +31,12 @@ TENSOR_FILES = (LAYER, INPUTS, PLANS)
 PROJECTIONS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
 
 
+def pairs_of(exchange: Mapping[str, Any]) -> Pairs:
+    """The pairs that an `exchange` entry (of a fixture or a prediction) names."""
+    within, across = (exchange[name] for name in ("within", "across"))
+    return Pairs(tuple(within) if within else None, tuple(across) if across else None)
+
+
 def tensor_name(layer: int, expert: int, projection: str, part: str) -> str:
     """AutoAWQ's name of one tensor of one expert."""
     return f"model.layers.{layer}.mlp.experts.{expert}.{projection}.{part}"
@@ -72,8 +78,7 @@ class LayerFixture:
     @property
     def pairs(self) -> Pairs:
         """The exchange pairs."""
-        within, across = (self.spec["exchange"][name] for name in ("within", "across"))
-        return Pairs(tuple(within) if within else None, tuple(across) if across else None)
+        return pairs_of(self.spec["exchange"])
 
     def shape(self, gemm: str) -> tuple[int, int]:
         """(N, K) of `w13` or `w2`."""
@@ -115,6 +120,23 @@ def plans_from(tensors: Mapping[str, NDArray[Any]], block_size: int, routes: int
     for name in sorted({key.split(".")[0] for key in tensors}):
         ids, experts = tensors[f"{name}.sorted_token_ids"], tensors[f"{name}.expert_ids"]
         plans[name] = AlignedPlan(ids.astype(np.int32), experts.astype(np.int32), int(ids.size), block_size, routes)
+    return plans
+
+
+def captured_plans(fixture: LayerFixture, path: Path) -> dict[str, AlignedPlan]:
+    """The plans of both histories in a file of captured plans. Raises InputError if one is missing or not legal."""
+    tensors = load_tensors(path)
+    wanted = {f"{history}.{part}" for history in HISTORIES for part in ("sorted_token_ids", "expert_ids")}
+    if tensors.keys() != wanted:
+        raise InputError(
+            f"it holds {', '.join(sorted(tensors)) or 'nothing'}",
+            where=str(path),
+            limit=f"the plans of {' and '.join(HISTORIES)} are needed",
+            way_out="capture them again (routeblock capture, routeblock freeze-plans)",
+        )
+    plans = plans_from(tensors, fixture.spec["block_size"], fixture.topk_ids.size)
+    for history, plan in plans.items():
+        check_plan(plan, fixture.topk_ids, fixture.spec["num_experts"], where=f"{path}, {history}")
     return plans
 
 

@@ -5,27 +5,48 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
-from routeblock.route_block.fixture import PLANS, SPEC, load_fixture
-from routeblock.route_block.predict import predict
+from routeblock.route_block.fixture import PLANS, SPEC, captured_plans, load_fixture
+from routeblock.route_block.predict import CAPTURED, predict
 from routeblock.route_block.predict import superseded as supersede
 
 
 def freeze(
-    fixture_folder: Path, lane: str, point: str, plan_source: str, out: Path, *, superseded: bool = False, code: str
+    fixture_folder: Path,
+    lane: str,
+    point: str,
+    plan_source: str,
+    out: Path,
+    *,
+    plans_path: Path | None = None,
+    superseded: bool = False,
+    code: str,
 ) -> None:
-    """Write the prediction for a lane at a point to the file `out`, and its manifest beside it."""
+    """Write the prediction for a lane at a point to the file `out`, and its manifest beside it.
+
+    `plans_path`: the captured plans, with plan source `captured` and with no other. Raises InputError if they and the
+    plan source do not fit.
+    """
+    if (plans_path is not None) != (plan_source == CAPTURED):
+        raise InputError(
+            f"plan source {plan_source} {'with' if plans_path else 'without'} a file of plans",
+            where="prediction",
+            limit="captured plans come from a file, stored ones from the fixture",
+            way_out="name the captured plans with --plans, and no others",
+        )
     fixture = load_fixture(fixture_folder)
-    document = predict(fixture, lane, point, plan_source, fixture.plans)
+    plans = captured_plans(fixture, plans_path) if plans_path else fixture.plans
+    document = predict(fixture, lane, point, plan_source, plans)
     with atomic_file(out) as temporary:
         temporary.write_bytes(canonical_json(supersede(document) if superseded else document))
     seal(
         out.with_suffix(".manifest.json"),
         rule="prediction",
         outputs=[out],
-        inputs=[fixture_folder / SPEC, fixture_folder / PLANS],
+        inputs=[fixture_folder / SPEC, plans_path or fixture_folder / PLANS],
         parameters={"lane": lane, "point": point, "plan_source": plan_source, "superseded": superseded},
         code=code,
     )

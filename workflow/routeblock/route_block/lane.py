@@ -42,5 +42,8 @@ class Lane(Protocol):
 
     status: str
 
+    def prepare(self, fixture: LayerFixture) -> None:
+        """Do what needs no device (imports, packing), so that another process may use it meanwhile."""
+
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         """Run one cell; raises InputError where this machine cannot."""

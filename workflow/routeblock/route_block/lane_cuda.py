@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from routeblock.cuda.device import MEMORY_MARGIN, Device, open_device, split_grid, state
+from routeblock.cuda.device import MEMORY_MARGIN, Device, open_device, require_torch, split_grid, state
 from routeblock.cuda.grid_probe import PROBE_VARIABLE as PROBE
 from routeblock.cuda.grid_probe import GridProbe, KernelLaunch
 from routeblock.cuda.grid_probe import reexecute as reexecute_with_probe
@@ -103,78 +104,146 @@ class CudaLane:
 
     def __init__(self, extension: Path, activation: Path | None = None, *, probed: bool = True) -> None:
         self.extension, self.activation, self.probed = extension, activation, probed
+        self._prepared: _Prepared | None = None
+
+    def prepare(self, fixture: LayerFixture) -> None:
+        """Import torch, load the extension and pack the weights on the CPU; no GPU is touched."""
+        if self._prepared is None or self._prepared.fixture is not fixture:
+            clock = _Clock()
+            require_torch()
+            clock.lap("torch")
+            operators = VllmOperators(self.extension, self.activation, DEVICE)
+            probe = GridProbe(self.extension) if self.probed else None
+            binaries = {
+                "extension": sha256_file(self.extension),
+                "activation": sha256_file(self.activation) if self.activation else None,
+                "probe": sha256_file(probe.path) if probe else None,
+            }
+            clock.lap("extension")
+            packed = {g: load_weights(marlin_experts(fixture, g), len(fixture.experts), "cpu") for g in GEMMS}
+            clock.lap("packing")
+            self._prepared = _Prepared(fixture, operators, probe, binaries, packed, clock.laps)
+
+    def open(self, fixture: LayerFixture, history: str) -> Session:
+        """Bring the history about: the device, H1's prelude, then the weights. Raises InputError where it cannot."""
+        self.prepare(fixture)
+        assert self._prepared is not None
+        clock = _Clock()
+        device = open_device(memory_needed(fixture))
+        before = state(device.uuid)
+        clock.lap("device")
+        # Before any weight reaches the device; kept until the end, never an operand.
+        prelude = _prelude(fixture) if history == PRELUDE_HISTORY else []
+        clock.lap("prelude")
+        weights = {g: packed.to(DEVICE) for g, packed in self._prepared.packed.items()}
+        clock.lap("weights")
+        return Session(self, self._prepared, device, prelude, weights, before, clock)
 
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         """Run one cell; raises InputError where this machine cannot, or did not, do what is asked."""
-        clock = _Clock()
-        device = open_device(memory_needed(fixture))
-        probe = GridProbe(self.extension) if self.probed else None
-        before = state(device.uuid)
-        clock.lap("device")
-        operators = VllmOperators(self.extension, self.activation, DEVICE)
-        clock.lap("extension")
-        # Before any weight reaches the device; kept until the end, never an operand.
-        prelude = _prelude(fixture) if request.history == PRELUDE_HISTORY else []
-        clock.lap("prelude")
-        weights = {g: load_weights(marlin_experts(fixture, g), len(fixture.experts), DEVICE) for g in GEMMS}
-        clock.lap("weights")
-        plan = self._plan(operators, fixture, request)
-        clock.lap("alignment")
-        surfaces, launches = _layer(operators, fixture, plan, weights, request, device, probe)
-        host = {name: to_host(x) for name, x in surfaces.items()}
-        clock.lap("layer")
-        _mark_unrouted(host, plan)
+        session = self.open(fixture, request.history)
+        plan = session.native_plan() if request.plan is None else request.plan
+        session.clock.lap("alignment")
+        surfaces, launches = session.layer(plan, request.launches)
+        session.clock.lap("layer")
         return Outcome(
-            surfaces=host,
+            surfaces=surfaces,
             plan=plan,
             grids={g: launch.blocks for g, launch in launches.items()},
-            prelude=len(prelude) == len(PRELUDE_INPUTS),
-            binary=sha256_json(self._binaries(probe)),
-            environment=self._environment(operators, device, probe, before),
+            prelude=session.has_prelude,
+            binary=session.binary,
+            environment=session.environment(),
             telemetry={
-                "seconds": clock.laps,
-                "gpu_uuid": device.uuid,
-                "gpu_before": before,
-                "gpu_after": state(device.uuid),
-                "sm_count_answers": probe.answers if probe else 0,
+                **session.telemetry(),
                 "kernels": {g: launch.kernel for g, launch in launches.items()},
             },
         )
 
-    def _plan(self, operators: VllmOperators, fixture: LayerFixture, request: Request) -> AlignedPlan:
-        if request.plan is not None:
-            return request.plan
-        topk_ids = to_device(fixture.topk_ids, DEVICE)
-        plan = operators.native_align(topk_ids, fixture.spec["num_experts"], fixture.spec["block_size"])
-        return check_plan(plan, fixture.topk_ids, fixture.spec["num_experts"], where="native alignment")
 
-    def _binaries(self, probe: GridProbe | None) -> dict[str, str | None]:
-        return {
-            "extension": sha256_file(self.extension),
-            "activation": sha256_file(self.activation) if self.activation else None,
-            "probe": sha256_file(probe.path) if probe else None,
-        }
+@dataclass(frozen=True)
+class _Prepared:
+    fixture: LayerFixture
+    operators: VllmOperators
+    probe: GridProbe | None
+    binaries: Mapping[str, str | None]
+    packed: Mapping[str, DeviceWeights]
+    seconds: Mapping[str, float]
 
-    def _environment(
-        self, operators: VllmOperators, device: Device, probe: GridProbe | None, before: dict[str, Any]
-    ) -> dict[str, str]:
+
+class Session:
+    """A history on a device: its prelude happened, the weights are there, nothing has run yet."""
+
+    def __init__(
+        self,
+        lane: CudaLane,
+        prepared: _Prepared,
+        device: Device,
+        prelude: list[Any],
+        weights: Mapping[str, DeviceWeights],
+        before: Mapping[str, Any],
+        clock: _Clock,
+    ) -> None:
+        self.lane, self.fixture, self.operators = lane, prepared.fixture, prepared.operators
+        self.device, self.clock = device, clock
+        self._prepared, self._probe, self._prelude = prepared, prepared.probe, prelude
+        self._weights, self._before = weights, before
+
+    @property
+    def has_prelude(self) -> bool:
+        """Whether H1's three tensors are on the device."""
+        return len(self._prelude) == len(PRELUDE_INPUTS)
+
+    @property
+    def binary(self) -> str:
+        """SHA-256 over the digests of extension, activation and probe."""
+        return sha256_json(dict(self._prepared.binaries))
+
+    def native_plan(self) -> AlignedPlan:
+        """What vLLM's own alignment makes of the routing now. Raises InputError if it is no legal plan."""
+        spec = self.fixture.spec
+        plan = self.operators.native_align(
+            to_device(self.fixture.topk_ids, DEVICE), spec["num_experts"], spec["block_size"]
+        )
+        return check_plan(plan, self.fixture.topk_ids, spec["num_experts"], where="native alignment")
+
+    def layer(
+        self, plan: AlignedPlan, launches: Mapping[str, Launch]
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, KernelLaunch]]:
+        """The four surfaces under a plan, and the launches that there really were."""
+        surfaces, found = _layer(self.operators, self.fixture, plan, self._weights, launches, self.device, self._probe)
+        host = {name: to_host(x) for name, x in surfaces.items()}
+        _mark_unrouted(host, plan)
+        return host, found
+
+    def environment(self) -> dict[str, str]:
+        """Digests and versions of what computes, and the GPU."""
         import torch
 
         found = {
-            **{f"{name}_sha256": digest for name, digest in self._binaries(probe).items()},
-            "extension": self.extension.name,
-            "vllm": wheel_version(self.extension),
+            **{f"{name}_sha256": digest for name, digest in self._prepared.binaries.items()},
+            "extension": self.lane.extension.name,
+            "vllm": wheel_version(self.lane.extension),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
-            "driver": before.get("driver"),
-            "gpu": device.name,
-            "compute_capability": ".".join(map(str, device.capability)),
-            "sms": str(device.sms),
-            "grid_marker": "recorded by the probe" if probe else "computed from the SM count, not recorded",
-            **{f"form_{name}": form for name, form in operators.forms.items()},
-            "schemas": sha256_json(operators.schemas),
+            "driver": self._before.get("driver"),
+            "gpu": self.device.name,
+            "compute_capability": ".".join(map(str, self.device.capability)),
+            "sms": str(self.device.sms),
+            "grid_marker": "recorded by the probe" if self._probe else "computed from the SM count, not recorded",
+            **{f"form_{name}": form for name, form in self.operators.forms.items()},
+            "schemas": sha256_json(self.operators.schemas),
         }
         return {name: str(value) if value is not None else "unknown" for name, value in sorted(found.items())}
+
+    def telemetry(self) -> dict[str, Any]:
+        """Times, and the state of the GPU when the session began and now."""
+        return {
+            "seconds": {**{f"prepare_{name}": s for name, s in self._prepared.seconds.items()}, **self.clock.laps},
+            "gpu_uuid": self.device.uuid,
+            "gpu_before": dict(self._before),
+            "gpu_after": state(self.device.uuid),
+            "sm_count_answers": self._probe.answers if self._probe else 0,
+        }
 
 
 class _Clock:
@@ -203,8 +272,8 @@ def _layer(
     operators: VllmOperators,
     fixture: LayerFixture,
     plan: AlignedPlan,
-    weights: dict[str, DeviceWeights],
-    request: Request,
+    weights: Mapping[str, DeviceWeights],
+    asked: Mapping[str, Launch],
     device: Device,
     probe: GridProbe | None,
 ) -> tuple[dict[str, Any], dict[str, KernelLaunch]]:
@@ -218,7 +287,7 @@ def _layer(
     def gemm(name: str, a: Any, routes_per_row: int) -> Any:
         out, launches[name] = launch_gemm(
             name,
-            request.launches[name],
+            asked[name],
             operators,
             a,
             weights[name],

@@ -55,6 +55,9 @@ class TwinLane:
         self.facts = lane_facts(name)
         self.status = self.facts.status
 
+    def prepare(self, fixture: LayerFixture) -> None:
+        """Nothing: no other process waits for a CPU."""
+
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         """The four surfaces on the number of threads that the replicate asks for."""
         threads = threads_of(request.replicate)

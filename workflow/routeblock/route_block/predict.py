@@ -23,11 +23,13 @@ from routeblock.evidence.digest import canonical_json, sha256_bytes
 from routeblock.moe.launches import Launch
 from routeblock.moe.partition import Partition
 from routeblock.moe.routing import AlignedPlan, changed_memberships
-from routeblock.route_block.cells import CELLS, HISTORIES, SURFACES, Cell, injected_plan
-from routeblock.route_block.fixture import LayerFixture
-from routeblock.route_block.operating_point import GEMMS, cut, full_k_grid, lane_facts, operating_point
+from routeblock.route_block.cells import CELLS, HISTORIES, SURFACES, Cell, Pairs, injected_plan
+from routeblock.route_block.exchange import exchange_for
+from routeblock.route_block.fixture import LayerFixture, pairs_of
+from routeblock.route_block.operating_point import CUDA, GEMMS, cut, full_k_grid, lane_facts, operating_point
 
 FORMAT = "routeblock.prediction.v1"
+CAPTURED = "captured"
 TRANSPOSED_GRID = 240  # of the superseded prediction of the study, which had thread_k and thread_n swapped
 
 
@@ -82,9 +84,17 @@ class Arm:
 
 
 def arms(
-    fixture: LayerFixture, lane: str, point: str, plans: Mapping[str, AlignedPlan], grid: int | None = None
+    fixture: LayerFixture,
+    lane: str,
+    point: str,
+    plans: Mapping[str, AlignedPlan],
+    grid: int | None = None,
+    pairs: Pairs | None = None,
 ) -> dict[tuple[str, str], Arm]:
-    """Every cell and history that the fixture has a plan for. `grid` overrides the derived grid of `full_k`."""
+    """Every cell and history that there is a plan for.
+
+    `grid` overrides the derived grid of `full_k`, `pairs` the exchange pairs of the fixture.
+    """
     native = operating_point(point, lane, fixture.spec).launches
     blocks = plans[HISTORIES[0]].num_blocks
     chosen = grid or full_k_grid(fixture.spec, blocks, native["w13"])
@@ -92,7 +102,9 @@ def arms(
     found = {}
     for cell in CELLS.values():
         for history in HISTORIES:
-            plan = injected_plan(cell, history, plans, fixture.pairs, fixture.topk_ids, fixture.spec["num_experts"])
+            plan = injected_plan(
+                cell, history, plans, pairs or fixture.pairs, fixture.topk_ids, fixture.spec["num_experts"]
+            )
             if plan is not None:
                 found[cell.name, history] = Arm(fixture, cell, history, plan, single if cell.full_k_grid else native)
     return found
@@ -124,7 +136,16 @@ def predict(
     signature at W13 and at W2, the rows that can therefore differ on each surface, and the surfaces that must coincide.
     Raises InputError if the `full_k` grid does not make every W13 tile single-slice.
     """
-    found = arms(fixture, lane, point, plans)
+    captured = plan_source == CAPTURED
+    if captured and lane != CUDA:
+        raise InputError(
+            f"captured plans on lane {lane}",
+            where="prediction",
+            limit="a CPU has no alignment of its own to capture: it would replay what it was given",
+            way_out="use plan source stored on this lane, or the lane cuda",
+        )
+    exchange = exchange_for(fixture, plans) if captured else fixture.spec["exchange"]
+    found = arms(fixture, lane, point, plans, pairs=pairs_of(exchange))
     top_k = fixture.spec["top_k"]
     pairs = []
     for (first, a), (second, b) in combinations(found.items(), 2):
@@ -153,7 +174,8 @@ def predict(
         "launch_status": {g: str(point_facts.status[g]) for g in GEMMS},
         "full_k_grid": full_k_grid(fixture.spec, blocks, point_facts.launches["w13"]),
         "plans": {h: plans[h].fingerprint() for h in HISTORIES},
-        "exchange": fixture.spec["exchange"],
+        "informative": plans[HISTORIES[0]].fingerprint() != plans[HISTORIES[1]].fingerprint(),
+        "exchange": exchange,
         "arms": [{"cell": c, "history": h, **arm.describe()} for (c, h), arm in found.items()],
         "pairs": pairs,
         "controls": [transposed_control(fixture, lane, point, blocks)] if point == "published" else [],

@@ -11,7 +11,7 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from routeblock.cuda.turn import Turn
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_array
 from routeblock.evidence.files import atomic_folder
@@ -43,7 +44,16 @@ from routeblock.evidence.tensors import save_tensors
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, check_plan
 from routeblock.route_block.cells import CELLS, HISTORIES, Cell, Intervention, injected_plan, position
-from routeblock.route_block.fixture import INPUTS, LAYER, PLANS, SPEC, LayerFixture, load_fixture
+from routeblock.route_block.fixture import (
+    INPUTS,
+    LAYER,
+    PLANS,
+    SPEC,
+    LayerFixture,
+    captured_plans,
+    load_fixture,
+    pairs_of,
+)
 from routeblock.route_block.lane import Lane, Outcome, Request
 from routeblock.route_block.operating_point import GEMMS
 from routeblock.route_block.predict import confirm_full_k, load_prediction
@@ -69,12 +79,13 @@ def _asked_plan(
     fixture: LayerFixture, prediction: Mapping[str, Any], plans: Mapping[str, AlignedPlan], cell: Cell, history: str
 ) -> AlignedPlan:
     """The plan that this run should use, checked against the frozen prediction before any arithmetic."""
-    plan = injected_plan(cell, history, plans, fixture.pairs, fixture.topk_ids, fixture.spec["num_experts"])
+    pairs = pairs_of(prediction["exchange"])
+    plan = injected_plan(cell, history, plans, pairs, fixture.topk_ids, fixture.spec["num_experts"])
     if plan is None:
         raise InputError(
-            f"cell {cell.name}: this fixture has no exchange pair for it",
+            f"cell {cell.name}: no exchange pair for it",
             where=str(fixture.folder / SPEC),
-            limit=str(fixture.spec["exchange"].get("why", "exchange cells need a pair")),
+            limit=str(prediction["exchange"].get("why", "exchange cells need a pair")),
             way_out="leave the cell out",
         )
     check_plan(plan, fixture.topk_ids, fixture.spec["num_experts"], where=f"cell {cell.name}, {history}")
@@ -112,11 +123,14 @@ def run(
     replicate: int,
     out: Path,
     code: str,
-    plans: Mapping[str, AlignedPlan] | None = None,
+    rule: str = "run",
+    plans_path: Path | None = None,
+    turn: Turn | None = None,
 ) -> Record:
     """Run one cell and write its folder.
 
-    `plans` are the captured plans of H0 and H1; default: the fixture's stored ones. Raises InputError, before any
+    `rule`, `code`: what the seal names as maker. `plans_path`: the captured plans of H0 and H1; default: the fixture's
+    stored ones. `turn`: when this process may use its GPU; None for a lane without one. Raises InputError, before any
     arithmetic, if fixture, prediction, plan and launch do not fit one another, and if a launch was not what was asked.
     """
     started = datetime.now(UTC)
@@ -138,9 +152,14 @@ def run(
         )
     confirm_full_k(prediction, fixture, where=str(prediction_path))
     chosen, launches = CELLS[cell], _launches(prediction, CELLS[cell])
-    plan = _asked_plan(fixture, prediction, plans or fixture.plans, chosen, history)
+    plans = captured_plans(fixture, plans_path) if plans_path else fixture.plans
+    plan = _asked_plan(fixture, prediction, plans, chosen, history)
     native = chosen.intervention is Intervention.NONE
     read = time.perf_counter()
+    lane.prepare(fixture)
+    ready = time.perf_counter()
+    waited = turn.take() if turn else None
+    turned = time.perf_counter()
     outcome = lane.run(fixture, Request(None if native else plan, launches, history, replicate))
     computed = time.perf_counter()
     for gemm in GEMMS:
@@ -167,13 +186,15 @@ def run(
     )
     telemetry = {
         "start": started.isoformat(),
-        "seconds": {"reading": read - clock, "lane": computed - read},
+        "seconds": {"reading": read - clock, "preparing": ready - read, "lane": computed - turned},
+        "turn": waited,
         "max_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "host": platform.node(),
         "pid": os.getpid(),
         "lane": dict(outcome.telemetry),
     }
-    _write(out, record, outcome, telemetry, fixture_folder, prediction_path, code)
+    inputs = [prediction_path, *(fixture_folder / name for name in (SPEC, LAYER, INPUTS, PLANS))]
+    _write(out, record, outcome, telemetry, [*inputs, *([plans_path] if plans_path else [])], rule, code)
     return record
 
 
@@ -192,7 +213,8 @@ def _record(
     code: str,
 ) -> Record:
     native = cell.intervention is Intervention.NONE
-    pair = {Intervention.SWAP_WITHIN: fixture.pairs.within, Intervention.SWAP_ACROSS: fixture.pairs.across}
+    pairs = pairs_of(prediction["exchange"])
+    pair = {Intervention.SWAP_WITHIN: pairs.within, Intervention.SWAP_ACROSS: pairs.across}
     used = plan_used(outcome.plan)
     asked = Treatment(
         intervention=str(cell.intervention),
@@ -245,8 +267,8 @@ def _write(
     record: Record,
     outcome: Outcome,
     telemetry: Mapping[str, Any],
-    fixture_folder: Path,
-    prediction_path: Path,
+    inputs: Sequence[Path],
+    rule: str,
     code: str,
 ) -> None:
     plan = outcome.plan
@@ -262,16 +284,16 @@ def _write(
         (folder / TELEMETRY).write_bytes(canonical_json(dict(telemetry)))
         seal(
             folder / RECORD_MANIFEST,
-            rule="run",
+            rule=rule,
             outputs=[folder / RECORD, folder / TENSORS],
-            inputs=[prediction_path, *(fixture_folder / name for name in (SPEC, LAYER, INPUTS, PLANS))],
+            inputs=inputs,
             parameters=parameters,
             code=code,
         )
         # Sealed apart: telemetry differs from run to run, and nothing is made from it.
         seal(
             folder / TELEMETRY_MANIFEST,
-            rule="run",
+            rule=rule,
             outputs=[folder / TELEMETRY],
             inputs=[folder / RECORD],
             parameters=parameters,

@@ -1,0 +1,48 @@
+# Captured plans: vLLM's own alignment in one process per history, frozen by hash before any run.
+
+
+rule capture:
+    input:
+        spec=FIXTURE_SPEC,
+        tensors=FIXTURE_TENSORS,
+        probe="results/probe/grid_probe.so",
+    output:
+        plans=f"{STUDY}/capture/{{history}}/plans.safetensors",
+        capture=f"{STUDY}/capture/{{history}}/capture.json",
+        telemetry=f"{STUDY}/capture/{{history}}/telemetry.json",
+        manifests=[f"{STUDY}/capture/{{history}}/{name}.manifest.json" for name in ("capture", "telemetry")],
+    log:
+        f"{STUDY_LOG}/capture/{{history}}.log",
+    wildcard_constraints:
+        lane="cuda",
+        plan_source="captured",
+    resources:
+        gpu=1,
+        gpu_queue=1,
+    params:
+        routeblock=routeblock,
+        code=code("capture"),
+    shell:
+        "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} capture --fixture $(dirname {input.spec})"
+        " --history {wildcards.history} --out $(dirname {output.capture}) 2> {log}"
+
+
+rule captured_plans:
+    input:
+        spec=FIXTURE_SPEC,
+        tensors=FIXTURE_TENSORS,
+        captures=expand(f"{STUDY}/capture/{{history}}/capture.json", history=HISTORIES, allow_missing=True),
+    output:
+        plans=f"{STUDY}/plans.safetensors",
+        document=f"{STUDY}/plans.json",
+        manifest=f"{STUDY}/plans.manifest.json",
+    log:
+        f"{STUDY_LOG}/plans.log",
+    wildcard_constraints:
+        lane="cuda",
+        plan_source="captured",
+    params:
+        captures=lambda wildcards, input: [f"--from {Path(capture).parent}" for capture in input.captures],
+        code=code("captured_plans"),
+    shell:
+        "routeblock freeze-plans --fixture $(dirname {input.spec}) {params.captures} --out {output.plans} 2> {log}"
