@@ -85,6 +85,8 @@ class Cuda(_Section):
     """Replicates are spread over so many GPUs, one process a GPU at a time."""
     python: str | None
     """An interpreter with torch and vllm; None: the one that runs the workflow."""
+    wait_s: Annotated[int, Field(ge=1)]
+    """Seconds that a process waits for the one before it on its GPU, and for the GPU."""
     census: Census
     """How often native alignment is asked."""
 
