@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_array, sha256_bytes, sha256_file
+from routeblock.evidence.files import is_temporary
 from routeblock.evidence.manifest import Manifest
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS, Record, Treatment
 from routeblock.evidence.tensors import open_tensors
@@ -79,9 +81,12 @@ def _completeness(runs: Path, expected: Sequence[Key]) -> Iterator[Finding]:
     for name in (run_name(*key) for key in expected):
         if not (runs / name).is_dir():
             yield Finding(name, Reason.MISSING_RUN, "no such folder")
-    found = {p.parent.relative_to(runs).as_posix() for p in runs.rglob(RECORD)}
-    inside = (p for cell in ASKED for p in (runs / cell).glob("*/*"))
-    found |= {p.relative_to(runs).as_posix() for p in inside}
+    found = set()
+    for folder, below, files in os.walk(runs):
+        below[:] = [name for name in below if not is_temporary(name)]  # what another process is writing
+        at = Path(folder).relative_to(runs)
+        if RECORD in files or (len(at.parts) == 3 and at.parts[0] in ASKED):
+            found.add(at.as_posix())
     for name in sorted(found - wanted):
         yield Finding(name, Reason.EXTRA_RUN, "no run of the study on this fixture")
 
@@ -102,7 +107,7 @@ def _audit(given: Given, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -
         return None, [
             Finding(name, reason, detail) for reason, detail in [*faults, (Reason.UNREADABLE_TENSORS, e.what)]
         ]
-    except _UnusableError as e:
+    except _FaultError as e:
         return None, [Finding(name, reason, detail) for reason, detail in [*faults, (e.reason, e.detail)]]
     faults += [
         *_surfaces(given, record, surfaces),
@@ -115,7 +120,7 @@ def _audit(given: Given, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -
     return audited, [Finding(name, reason, detail) for reason, detail in faults]
 
 
-class _UnusableError(Exception):
+class _FaultError(Exception):
     """A reason and its detail, found where reading cannot go on."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -190,24 +195,20 @@ def _marks(given: Given, key: Key, record: Record) -> Faults:
 
 def _read_tensors(path: Path, given: Given) -> tuple[dict[str, str], StoredPlan]:
     """The recomputed SHA-256 of each surface, and the stored plan."""
+    dtype = given.spec.dtype
     with open_tensors(path) as tensors:
         wanted = sorted((*SURFACES, *PLAN_TENSORS))
         if tensors.names != wanted:
-            odd = sorted(set(tensors.names) ^ set(wanted))
-            raise _UnusableError(
-                Reason.TENSOR_SET, f"{odd[0]} is {'missing' if odd[0] in wanted else 'no tensor of a run'}"
-            )
+            odd = sorted(set(tensors.names) ^ set(wanted))[0]
+            raise _FaultError(Reason.TENSOR_SET, f"{odd} is {'missing' if odd in wanted else 'no tensor of a run'}")
         surfaces = {}
         for name in SURFACES:
             x = tensors.read(name)
-            if x.dtype.name != given.spec.dtype:
-                raise _UnusableError(
-                    Reason.SURFACE_DTYPE, f"{name} is stored as {x.dtype.name}, not {given.spec.dtype}"
-                )
+            if x.dtype.name != dtype:
+                raise _FaultError(Reason.SURFACE_DTYPE, f"{name} is stored as {x.dtype.name}, not {dtype}")
             if list(x.shape) != given.shape(name):
-                raise _UnusableError(
-                    Reason.SURFACE_SHAPE, f"{name} is stored as {list(x.shape)}, not {given.shape(name)}"
-                )
+                detail = f"{name} is stored as {list(x.shape)}, not {given.shape(name)}"
+                raise _FaultError(Reason.SURFACE_SHAPE, detail)
             surfaces[name] = sha256_array(x)
         plan = [tensors.read(name) for name in PLAN_TENSORS]
     return surfaces, StoredPlan(plan[0], plan[1], given.spec.block_size, int(given.topk_ids.size))
