@@ -37,6 +37,8 @@ RULES: dict[str, Code] = {
     "control": Code(("routeblock.route_block.control",)),
     "run": Code(("routeblock.route_block.run", "routeblock.route_block.lane_twin")),
     "run_cuda": Code(("routeblock.route_block.run", "routeblock.route_block.lane_cuda"), ("cuda/grid_probe.c",)),
+    "mutations": Code(("routeblock.route_block.mutate",)),
+    "score": Code(("routeblock.route_block.score",)),
 }
 
 # Inputs that are given and not produced, in the checkout.

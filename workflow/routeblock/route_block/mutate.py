@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_file
 from routeblock.evidence.files import TEMPORARY_SUFFIX, atomic_file, writable_folder
-from routeblock.evidence.manifest import seal
+from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY_MANIFEST, TENSORS
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.route_block.audit import expected_runs, run_name
@@ -34,7 +34,6 @@ from routeblock.route_block.reasons import Reason
 from routeblock.route_block.score import files_of_runs, inputs_of, judge
 
 FORMAT = "routeblock.mutations.v1"
-MUTATIONS, MUTATIONS_MANIFEST = "mutations.json", "mutations.manifest.json"
 MOST_REPLICATES = 2  # enough for every check, those between replicates too
 UNCHANGED = "unchanged"
 
@@ -230,7 +229,7 @@ def mutate(
     plans: Path | None = None,
     keep: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Judge every mutation of the runs below `runs`, at most two replicates; write mutations.json, sealed, into `out`.
+    """Judge every mutation of the runs below `runs`, at most two replicates; write mutations.json to `out`, sealed.
 
     Returns the entries: declared reason, reasons found, and whether they agree (None where the fixture has no room for
     the mutation). The copies are links that vanish, or, in the folder `keep`, whole and to be looked at. Raises
@@ -247,14 +246,14 @@ def mutate(
                 limit=f"mutations need the first {replicates} replicates of every cell and history",
                 way_out="run them first (routeblock run)",
             )
-    writable_folder(out)
+    writable_folder(out.parent)
     if keep and keep.is_dir() and any(keep.iterdir()):
         raise InputError("not empty", where=str(keep), limit="copies go to a new folder", way_out="name another folder")
     place: AbstractContextManager[Any]
     if keep:
         place = nullcontext(str(keep))
     else:
-        place = tempfile.TemporaryDirectory(dir=out, prefix=".mutations.", suffix=TEMPORARY_SUFFIX)
+        place = tempfile.TemporaryDirectory(dir=out.parent, prefix=".mutations.", suffix=TEMPORARY_SUFFIX)
     with place as folder:
         results = [_try(given, runs, Path(folder) / d.name, replicates, d, linked=keep is None) for d in entries]
     document = {
@@ -268,12 +267,12 @@ def mutate(
         "replicates": replicates,
         "mutations": results,
     }
-    with atomic_file(out / MUTATIONS) as temporary:
+    with atomic_file(out) as temporary:
         temporary.write_bytes(canonical_json(document))
     seal(
-        out / MUTATIONS_MANIFEST,
+        out.with_suffix(SUFFIX),
         rule="mutations",
-        outputs=[out / MUTATIONS],
+        outputs=[out],
         inputs=[declared, *inputs_of(given, plans), *files_of_runs(given, runs, replicates)],
         parameters={"replicates": replicates},
         code=code,

@@ -16,7 +16,7 @@ from typing import Any
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
-from routeblock.evidence.manifest import seal
+from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS
 from routeblock.route_block.audit import Audited, audit_set, run_name
 from routeblock.route_block.given import FIXTURE, INPUTS, LAYER, PLANS, Given, check_prediction, read_given
@@ -24,7 +24,6 @@ from routeblock.route_block.reasons import Finding, Reason
 from routeblock.route_block.relations import CLAIMED_AT, Status, judge_arms, judge_pairs, judge_relations
 
 FORMAT = "routeblock.score.v1"
-SCORE, SCORE_MANIFEST = "score.json", "score.manifest.json"
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def _failed(given: Given, pairs: Sequence[dict[str, Any]], relations: Sequence[d
 def score(
     *, fixture: Path, prediction: Path, runs: Path, replicates: int, out: Path, code: str, plans: Path | None = None
 ) -> Score:
-    """Judge the runs below `runs` and write score.json with its seal into the folder `out`.
+    """Judge the runs below `runs` and write score.json to `out`, its seal beside it.
 
     `plans`: the file of captured plans that the injected cells used; default, the fixture's stored ones. Raises
     InputError if fixture or prediction cannot be read, or if `runs` is no folder; what is wrong with a run is no
@@ -103,12 +102,12 @@ def score(
         )
     given = read_given(fixture, prediction, plans)
     verdict = judge(given, runs, replicates)
-    with atomic_file(out / SCORE) as temporary:
+    with atomic_file(out) as temporary:
         temporary.write_bytes(canonical_json(verdict.document))
     seal(
-        out / SCORE_MANIFEST,
+        out.with_suffix(SUFFIX),
         rule="score",
-        outputs=[out / SCORE],
+        outputs=[out],
         inputs=[*inputs_of(given, plans), *files_of_runs(given, runs, replicates)],
         parameters={"replicates": replicates},
         code=code,
