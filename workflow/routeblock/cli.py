@@ -160,9 +160,7 @@ def mutate(
     replicates: Replicates = 5,
     declared: Annotated[Path, typer.Option(help="The declared mutations.")] = Path("fixtures/mutations.json"),
     plans: CapturedPlans = None,
-    keep: Annotated[
-        Path | None, typer.Option(help="New folder to keep the copies in.")
-    ] = None,
+    keep: Annotated[Path | None, typer.Option(help="New folder to keep the copies in.")] = None,
 ) -> None:
     """Change copies of sound runs, one each, and see the scorer refuse them for the declared reasons; else exit 1."""
     from routeblock.route_block.mutate import mutate as try_mutations
