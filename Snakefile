@@ -14,6 +14,7 @@ include: "workflow/rules/probe.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/mutations.smk"
 include: "workflow/rules/score.smk"
+include: "workflow/rules/tables.smk"
 
 
 rule all:
@@ -21,4 +22,5 @@ rule all:
     input:
         rules.environment.output,
         expand(rules.score.output.score, **STUDIES),
+        [f"results/tables/{name}.md" for name in TABLE_SOURCES],
         expand(rules.control.output, **(STUDIES | dict(point=["published"]))),

@@ -213,6 +213,22 @@ def score(
 
 
 @app.command()
+def table(
+    name: Annotated[str, typer.Argument(help="geometry, trajectories, relations, differences or mutations.")],
+    source: Annotated[list[Path], typer.Option("--from", help="fixture.json, score.json or mutations.json; repeat.")],
+    out: Annotated[Path, typer.Option(help="Folder for the table as .parquet, .csv and .md, and its manifest.")],
+    published: Annotated[Path, typer.Option(help="The published numbers.")] = Path(
+        "fixtures/published/route_block.json"
+    ),
+) -> None:
+    """Write one table of study A from the documents of any number of lanes and points."""
+    from routeblock.route_block.tables import write
+    from routeblock.workflow import code
+
+    write(name, source, published, out, code=code(f"table_{name}"))
+
+
+@app.command()
 def verify(
     roots: Roots,
     source: Sources = None,
