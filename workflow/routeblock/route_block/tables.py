@@ -277,17 +277,22 @@ TABLES = {
 }
 
 
+def find(name: str) -> Table:
+    """The table of this name; InputError if there is none."""
+    if name not in TABLES:
+        raise InputError(
+            f"no table is called {name!r}", where="tables", limit=f"known: {', '.join(TABLES)}", way_out="name one"
+        )
+    return TABLES[name]
+
+
 def write(name: str, sources: Sequence[Path], published: Path, out: Path, *, code: str) -> list[Path]:
     """Write the table `name` of `TABLES` to the folder `out`, sealed by `{name}.manifest.json`.
 
     `sources`: the fixture.json, score.json or mutations.json files it is made from, in the order of its rows. Raises
     InputError for an unknown name, and for a file that is another document, broken, or a score that is not sound.
     """
-    if name not in TABLES:
-        raise InputError(
-            f"no table is called {name!r}", where="tables", limit=f"known: {', '.join(TABLES)}", way_out="name one"
-        )
-    table = TABLES[name]
+    table = find(name)
     told = _read(published, "routeblock.published_route_block.v1")
     documents = [_read(source, table.source) for source in sources]
     for source, document in zip(sources, documents, strict=True):
