@@ -12,11 +12,15 @@ include: "workflow/rules/fixture.smk"
 include: "workflow/rules/prediction.smk"
 include: "workflow/rules/probe.smk"
 include: "workflow/rules/runs.smk"
+include: "workflow/rules/mutations.smk"
+include: "workflow/rules/score.smk"
+include: "workflow/rules/tables.smk"
 
 
 rule all:
     default_target: True
     input:
         rules.environment.output,
-        expand(f"{RUN}/record.json", cell=CELLS, history=HISTORIES, n=range(1, CONFIG.replicates + 1), **STUDIES),
+        expand(rules.score.output.score, **STUDIES),
+        [f"results/tables/{name}.md" for name in TABLE_SOURCES],
         expand(rules.control.output, **(STUDIES | dict(point=["published"]))),

@@ -27,6 +27,8 @@ class Code:
     files: tuple[str, ...] = ()
 
 
+TABLES = ("geometry", "trajectories", "relations", "differences", "mutations")
+
 # Each rule's own code, without the command line: a rule is made again when something here changes.
 RULES: dict[str, Code] = {
     "environment": Code(("routeblock.environment",)),
@@ -37,6 +39,9 @@ RULES: dict[str, Code] = {
     "control": Code(("routeblock.route_block.control",)),
     "run": Code(("routeblock.route_block.run", "routeblock.route_block.lane_twin")),
     "run_cuda": Code(("routeblock.route_block.run", "routeblock.route_block.lane_cuda"), ("cuda/grid_probe.c",)),
+    "mutations": Code(("routeblock.route_block.mutate",)),
+    "score": Code(("routeblock.route_block.score",)),
+    **{f"table_{name}": Code(("routeblock.route_block.tables",)) for name in TABLES},
 }
 
 # Inputs that are given and not produced, in the checkout.

@@ -21,3 +21,13 @@ STUDIES = dict(
     point=[str(point) for point in CONFIG.points],
     plan_source=[str(source) for source in CONFIG.plan_source],
 )
+
+# Everything that the scorer reads of the runs of one study.
+ALL_RUNS = expand(
+    f"{RUN}/{{file}}",
+    cell=CELLS,
+    history=HISTORIES,
+    n=range(1, CONFIG.replicates + 1),
+    file=[RECORD, RECORD_MANIFEST, TENSORS],
+    allow_missing=True,
+)
