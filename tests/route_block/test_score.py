@@ -58,7 +58,8 @@ RECORD_EDITS = [
     (_set("grid", "w2", "launched", to=8), Reason.GRID_NOT_CONSUMED),
     (_set("identity", "binary", to=OTHER), Reason.IDENTITY_DIFFERS),
     (_set("identity", "environment", to={"numpy": "1"}), Reason.IDENTITY_DIFFERS),
-    (_set("status", to="observed"), Reason.IDENTITY_DIFFERS),
+    (_set("status", to="modelled"), Reason.IDENTITY_DIFFERS),
+    (_set("status", to="observed"), Reason.WRONG_STATUS),
 ]
 
 
@@ -278,6 +279,27 @@ def test_a_prediction_that_contradicts_fixture_or_itself_is_refused(
 ) -> None:
     study.edit_prediction(change)
     assert set(study.reasons()) == {("prediction.json", reason)}
+
+
+@pytest.mark.parametrize("pair", [[0, 0], [0, 99], [0, 1]])
+@pytest.mark.parametrize("source", ["stored", "captured"])
+def test_an_exchange_pair_that_is_none_is_refused(study: Study, pair: list[int], source: str) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["exchange"]["within"], document["plan_source"] = pair, source
+
+    study.edit_prediction(change)
+    found = [f for f in study.judge().findings if f.run == "prediction.json" and "pair within" in f.detail]
+    assert {f.reason for f in found} == {Reason.PREDICTION_MISMATCH}
+
+
+def test_a_within_pair_that_stands_across_a_boundary_is_refused(study: Study) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["exchange"]["within"] = document["exchange"]["across"]
+
+    study.edit_prediction(change)
+    details = [f.detail for f in study.judge().findings if f.run == "prediction.json"]
+    assert details[0] == "exchange pairs are not the fixture's"
+    assert "stands in blocks [3, 4] under H0" in details[1] and "[4, 3] under H1" in details[2]
 
 
 def test_a_full_k_grid_that_splits_tiles_is_refused(study: Study) -> None:

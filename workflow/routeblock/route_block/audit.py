@@ -37,7 +37,7 @@ def run_name(cell: str, history: str, replicate: int) -> str:
 
 @dataclass(frozen=True)
 class Audited:
-    """A run as it was found. `outcome`: the recomputed SHA-256 of each surface, then of both parts of the plan."""
+    """A run as it was found. `outcome`: the recomputed SHA-256 of each surface, then the plan's fingerprint."""
 
     key: Key
     record: Record
@@ -115,7 +115,7 @@ def _audit(given: Given, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -
         *_treatment(given, key, record, plan),
     ]
     audited = Audited(
-        key, record, sha256_bytes(canonical_json(json.loads(data))), plan, (*surfaces.values(), *plan.digests)
+        key, record, sha256_bytes(canonical_json(json.loads(data))), plan, (*surfaces.values(), plan.fingerprint)
     )
     return audited, [Finding(name, reason, detail) for reason, detail in faults]
 
@@ -172,6 +172,8 @@ def _marks(given: Given, key: Key, record: Record) -> Faults:
     place = place_in_order(cell, history, replicate)
     if record.position != place:
         yield Reason.WRONG_POSITION, f"position {record.position}, in the order of the study {place}"
+    if record.status.startswith(("modelled", "computed")) != given.is_twin:
+        yield Reason.WRONG_STATUS, f"results of lane {frozen.lane} are called {record.status!r}"
     if record.fixture != given.fixture_digest:
         yield Reason.FIXTURE_DIGEST, f"{record.fixture[:16]}, on disk {given.fixture_digest[:16]}"
     if record.prediction != given.prediction_digest:
@@ -287,7 +289,7 @@ def _replicates(runs: Sequence[Audited], given: Given) -> Iterator[Finding]:
             usual = count.most_common(1)[0][0]
             for run in group:
                 if run.outcome != usual:
-                    names = (*SURFACES, *PLAN_TENSORS)
+                    names = (*SURFACES, "plan")
                     odd = [n for n, a, b in zip(names, run.outcome, usual, strict=True) if a != b]
                     detail = f"{', '.join(odd)} differ from {count[usual]} of {len(group)} replicates"
                     yield Finding(run.name, Reason.REPLICATES_DIFFER, detail)

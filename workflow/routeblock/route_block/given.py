@@ -34,7 +34,7 @@ class _Read(BaseModel):
 
 
 class Exchange(_Read):
-    """The exchange pairs of a fixture; None where it has none, and why."""
+    """Exchange pairs; None where there is none, and why."""
 
     within: tuple[int, int] | None
     across: tuple[int, int] | None
@@ -90,6 +90,7 @@ class Prediction(_Read):
     launches: dict[str, tuple[int, int, int]]
     full_k_grid: int
     plans: dict[str, str]
+    exchange: Exchange
     arms: list[PredictedArm]
     pairs: list[PredictedPair]
 
@@ -124,8 +125,8 @@ class Given:
 
     @property
     def pairs(self) -> dict[str, tuple[int, int] | None]:
-        """The exchange pairs, `within` and `across`; None where the fixture has none."""
-        return {"within": self.spec.exchange.within, "across": self.spec.exchange.across}
+        """The exchange pairs, `within` and `across`, of the prediction; None where there is none."""
+        return {"within": self.prediction.exchange.within, "across": self.prediction.exchange.across}
 
     @property
     def arms(self) -> dict[Arm, StoredPlan]:
@@ -224,6 +225,7 @@ def check_prediction(given: Given) -> Iterator[Finding]:
     for history, plan in given.own.items():
         if frozen.plans.get(history) != plan.fingerprint:
             yield finding(Reason.PREDICTION_MISMATCH, f"plan of {history} is not the stored one")
+    yield from _check_pairs(given)
     arms = given.arms
     listed = {(a.cell, a.history): a for a in frozen.arms}
     if listed.keys() != arms.keys() or len(frozen.arms) != len(arms):
@@ -242,6 +244,25 @@ def check_prediction(given: Given) -> Iterator[Finding]:
         if pair.rows.keys() != set(SURFACES) or pair.must_coincide != [s for s in SURFACES if not pair.rows[s]]:
             yield finding(Reason.PREDICTION_MISMATCH, f"{pair.name}: must_coincide is not what rows say")
     yield from _check_full_k(given)
+
+
+def _check_pairs(given: Given) -> Iterator[Finding]:
+    """Stored plans have the fixture's pairs; any pair lies within one block, or across two of one expert."""
+    if given.prediction.plan_source == "stored" and given.prediction.exchange != given.spec.exchange:
+        yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, "exchange pairs are not the fixture's")
+    flat = given.topk_ids.reshape(-1)
+    for name, pair in given.pairs.items():
+        if pair is None:
+            continue
+        if not all(0 <= r < flat.size for r in pair) or pair[0] == pair[1] or flat[pair[0]] != flat[pair[1]]:
+            detail = f"pair {name} {list(pair)}: not two routes of one expert"
+            yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
+            continue
+        for history, plan in given.own.items():
+            owners = plan.owners()
+            if (owners[pair[0]] == owners[pair[1]]) != (name == "within"):
+                detail = f"pair {name} {list(pair)} stands in blocks {[owners[r] for r in pair]} under {history}"
+                yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
 
 
 def _check_full_k(given: Given) -> Iterator[Finding]:

@@ -242,7 +242,7 @@ def _judge(relation: Relation, case: Case, arms: Mapping[Arm, Judged], note: str
     one_plan = given.own["H0"].fingerprint == given.own["H1"].fingerprint
     why = ""
     if missing:
-        why = given.spec.exchange.why or f"the fixture has no pair for {missing[0]}"
+        why = given.prediction.exchange.why or f"there is no pair for {missing[0]}"
     elif one_plan and relation.needs_two_plans:
         why = "both histories have one plan"
     elif relation.cells == (case.reference,):
