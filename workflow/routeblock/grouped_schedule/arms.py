@@ -60,7 +60,7 @@ def is_fused(arm: Arm, family: Family) -> bool:
     """Whether `arm` reads a weight row once for two jobs of the same expert.
 
     In the paired family every schedule but the control keeps the incumbent's fusion. `job_major` stays unfused there:
-    it is the reference that the others' bits are held against. The source does not say which it was; this is our reading.
+    the others' bits are held against it. The source does not say which it was; this is our reading.
     """
     return arm.fused or (family is Family.PAIRED and arm.grouping is not Grouping.NONE)
 
