@@ -43,9 +43,7 @@ def bootstrap_medians(values: NDArray[np.float64], *, seed: int, resamples: int)
     return np.asarray(np.median(values[draw], axis=1), np.float64)
 
 
-def paired_change(
-    candidate: ArrayLike, baseline: ArrayLike, *, seed: int, resamples: int, confidence: float
-) -> Change:
+def paired_change(candidate: ArrayLike, baseline: ArrayLike, *, seed: int, resamples: int, confidence: float) -> Change:
     """The change of `candidate` against `baseline`, float [n] each, paired by position.
 
     The interval is the percentile bootstrap of the median ratio, quantiles by linear interpolation, minus 1. It is

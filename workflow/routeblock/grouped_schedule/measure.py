@@ -50,6 +50,9 @@ class Backend(Protocol):
     def output(self, arm: Arm) -> NDArray[np.float32]:
         """Run `arm` once into a buffer filled with `POISON`: float32 [slots, rows]."""
 
+    def identity(self) -> dict[str, Any]:
+        """What the times belong to: lane, device, and whatever names the machine."""
+
     def measure(self, arm: Arm, scopes: tuple[Scope, ...]) -> list[Sample]:
         """One batch for each scope, in that order."""
 
