@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,13 @@ def comparisons(batches: Iterable[Batch], bootstrap: Bootstrap, minimum_effect: 
             confidence=bootstrap.confidence,
         )
         verdict = stats.verdict(change.low, change.high, minimum_effect)
-        found.append(Comparison(*key, *astuple(change), str(verdict)))
+        found.append(Comparison(**dict(zip(_KEY, key, strict=True)), **_named(change), verdict=str(verdict)))
     return _with_floors(found)
+
+
+def _named(change: stats.Change) -> dict[str, Any]:
+    told = asdict(change)
+    return told | {"baseline_us": told.pop("baseline"), "candidate_us": told.pop("candidate")}
 
 
 def _with_floors(found: list[Comparison]) -> list[Comparison]:

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A second computation of study B's statistics that shares no code with the first; the two must agree exactly.
 
-It reads the raw batches itself and does its own medians, quantiles, pairing and counting in plain Python. Only the
-random draw is NumPy's, because the protocol names it.
+Nothing of the computation is shared: it reads the raw batches itself and does its own medians, quantiles, pairing and
+counting in plain Python. Only the random draw is NumPy's, because the protocol names it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pyarrow.parquet
+
+from routeblock.evidence.chain import seal
+from routeblock.evidence.digest import canonical_json
+from routeblock.evidence.files import atomic_file
 
 Row = dict[str, Any]
 _FLOORS = {"sweep": "sweep_floor", "serial_prototype": "sweep_floor", "confirmation": "confirmation_floor"}
@@ -81,7 +86,7 @@ def recompute(rows: list[Row], bootstrap: Row, minimum_effect: float) -> dict[tu
     return found
 
 
-def _counts(folders: list[Path], expected: Row) -> list[str]:
+def _counts(folders: Sequence[Path], expected: Row) -> list[str]:
     seen: dict[tuple[str, str], int] = {}
     devices = set()
     for folder in folders:
@@ -102,7 +107,7 @@ def _counts(folders: list[Path], expected: Row) -> list[str]:
     ]
 
 
-def disagreements(statistics: Path, folders: list[Path], protocol: Path) -> tuple[int, list[str]]:
+def disagreements(statistics: Path, folders: Sequence[Path], protocol: Path) -> tuple[int, list[str]]:
     """How many comparisons were recomputed, and every value that is not exactly equal, one line each."""
     told = json.loads(statistics.read_text(encoding="utf-8"))
     rules = json.loads(protocol.read_text(encoding="utf-8"))
@@ -121,3 +126,25 @@ def disagreements(statistics: Path, folders: list[Path], protocol: Path) -> tupl
             if theirs[key].get(name) != value
         ]
     return len(ours), wrong
+
+
+def write(out: Path, statistics: Path, folders: Sequence[Path], protocol: Path, *, code: str) -> tuple[int, list[str]]:
+    """Write `validation.json` and its manifest to `out`; returns what `disagreements` does."""
+    number, wrong = disagreements(statistics, folders, protocol)
+    path = out / "validation.json"
+    with atomic_file(path) as tmp:
+        tmp.write_bytes(canonical_json({"comparisons": number, "disagreements": wrong}))
+    inputs = [
+        statistics,
+        protocol,
+        *(f / n for f in folders for n in ("batches.parquet", "comparisons.json", "run.json")),
+    ]
+    seal(
+        out / "validation.manifest.json",
+        rule="validate_timings",
+        outputs=[path],
+        inputs=inputs,
+        parameters={},
+        code=code,
+    )
+    return number, wrong

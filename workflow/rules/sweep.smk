@@ -1,0 +1,56 @@
+# Every schedule at every shape, one process a device; on a GPU also what the source did not measure.
+
+
+rule sweep:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        cubin=lambda w: grouped.cubin(w.lane, w.device),
+    output:
+        multiext(
+            "results/grouped_schedule/{lane}/{device}/sweep/",
+            "batches.parquet",
+            "comparisons.json",
+            "fixtures.json",
+            "run.json",
+            "sweep.manifest.json",
+        ),
+    log:
+        "results/logs/grouped_schedule/{lane}/{device}/sweep.log",
+    wildcard_constraints:
+        lane="cpu|cuda",
+    # A timed CPU run shares its cores with no other job.
+    threads: lambda w: grouped.threads(CONFIG, w.lane)
+    resources:
+        gpu=lambda w: int(w.lane == "cuda"),
+    params:
+        code=code("sweep"),
+        out=subpath(output[0], parent=True),
+        options=lambda w, input: grouped.options(CONFIG, input.cubin),
+    shell:
+        "routeblock sweep --device {wildcards.device} --protocol {input.protocol} {params.options}"
+        " --out {params.out} 2> {log}"
+
+
+rule beyond:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        cubin=lambda w: grouped.cubin("cuda", w.device),
+    output:
+        multiext(
+            "results/grouped_schedule/cuda/{device}/beyond/",
+            "batches.parquet",
+            "comparisons.json",
+            "fixtures.json",
+            "run.json",
+            "beyond.manifest.json",
+        ),
+    log:
+        "results/logs/grouped_schedule/cuda/{device}/beyond.log",
+    resources:
+        gpu=1,
+    params:
+        code=code("beyond"),
+        out=subpath(output[0], parent=True),
+    shell:
+        "routeblock beyond --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
+        " --out {params.out} 2> {log}"
