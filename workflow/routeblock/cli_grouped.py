@@ -51,6 +51,34 @@ def beyond(out: Out, device: Device, cubin: Cubin, protocol: ProtocolFile = PROT
     _record("beyond", out, device, protocol, cubin, 1)
 
 
+def sanitize(
+    out: Out,
+    device: Device,
+    cubin: Annotated[Path, typer.Option(help="A cubin of q6k_schedules.")],
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Run memcheck, synccheck and racecheck over hostile jobs. Exits 1 if one finds something; a refusal is recorded."""
+    from routeblock.grouped_schedule import sanitizer
+    from routeblock.workflow import code
+
+    reports = sanitizer.write(out, device, cubin, protocol, code=code("sanitizer"))
+    for report in reports:
+        print(f"{report.tool}: {report.outcome}")
+    if any(report.outcome is sanitizer.Outcome.FOUND for report in reports):
+        raise typer.Exit(1)
+
+
+def record_gpus(
+    out: Out,
+    protocol: ProtocolFile = PROTOCOL,
+    sanitizer: Annotated[bool, typer.Option(help="Run compute-sanitizer too.")] = True,
+) -> None:
+    """Record every GPU of this machine without Snakemake: kernels, sweep, confirmation, the rest, one archive."""
+    from routeblock.grouped_schedule import record_gpus
+
+    print(record_gpus.run(out, protocol, sanitizer=sanitizer))
+
+
 def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | None, threads: int) -> None:
     from routeblock.grouped_schedule import lanes
     from routeblock.workflow import code
@@ -120,5 +148,15 @@ def _report(wrong: list[str], otherwise: str) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (build_kernels, sweep, confirm, beyond, statistics, validate_timings, grouped_table):
+    for command in (
+        build_kernels,
+        sweep,
+        confirm,
+        beyond,
+        sanitize,
+        record_gpus,
+        statistics,
+        validate_timings,
+        grouped_table,
+    ):
         app.command()(command)

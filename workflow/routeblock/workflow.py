@@ -48,6 +48,7 @@ RULES: dict[str, Code] = {
     "sweep": Code(("routeblock.grouped_schedule.lanes",)),
     "confirmation": Code(("routeblock.grouped_schedule.lanes",)),
     "beyond": Code(("routeblock.grouped_schedule.lanes",)),
+    "sanitizer": Code(("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.exercise")),
     "statistics": Code(("routeblock.grouped_schedule.statistics",)),
     "validate_timings": Code(("routeblock.grouped_schedule.validate",)),
     **{f"table_{name}": Code(("routeblock.grouped_schedule.tables",)) for name in GROUPED_TABLES},
