@@ -57,7 +57,7 @@ def sanitize(
     cubin: Annotated[Path, typer.Option(help="A cubin of q6k_schedules.")],
     protocol: ProtocolFile = PROTOCOL,
 ) -> None:
-    """Run memcheck, synccheck and racecheck over hostile jobs. Exits 1 if one finds something; a refusal is recorded."""
+    """Run memcheck, synccheck and racecheck over hostile jobs. Exits 1 on a finding; refusals are recorded."""
     from routeblock.grouped_schedule import sanitizer
     from routeblock.workflow import code
 

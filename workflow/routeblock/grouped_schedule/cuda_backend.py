@@ -71,6 +71,7 @@ class CudaBackend:
         self._order = self.gpu.upload(np.full(cell.slots, 0xFFFFFFFF, np.uint32))
         self._out = self.gpu.allocate(4 * cell.slots * cell.rows)
         self._graphs: dict[tuple[str, Scope, int], Any] = {}
+        self._state: telemetry.State | None = None
 
     def _grouping(self, arm: Arm) -> list[launch.Launch]:
         if arm.grouping is Grouping.NONE:
@@ -125,9 +126,11 @@ class CudaBackend:
     def _batch(self, arm: Arm, scope: Scope) -> Sample:
         plan, rules = self._protocol.timing.cuda, self._protocol.acceptance
         clock = {Mode.GRAPH: self._replayed, Mode.STREAM: self._launched, Mode.COLD: self._cold}[self._stage.mode]
-        before = self.nvml.state()
+        # What was seen right after one batch was seen right before the next.
+        before = self._state or self.nvml.state()
         time_us = clock(arm, scope, plan.warmups, plan.launches)
-        seen = telemetry.seen(before, self.nvml.state())
+        self._state = self.nvml.state()
+        seen = telemetry.seen(before, self._state)
         reason = ""
         if telemetry.throttled(seen, rules.throttle_reasons):
             reason = "throttled"

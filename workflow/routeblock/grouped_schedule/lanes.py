@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -55,4 +56,9 @@ def run(
     plan = protocol.load(protocol_file)
     backend, l2_bytes = _backend(device, cubin, threads, plan)
     inputs = [protocol_file, *([cubin] if cubin else [])]
-    return record.write(out, backend, _stages(rule, plan, l2_bytes), plan, rule=rule, inputs=inputs, code=code)
+    stages = _stages(rule, plan, l2_bytes)
+    return record.write(out, backend, stages, plan, rule=rule, inputs=inputs, code=code, progress=_tell)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

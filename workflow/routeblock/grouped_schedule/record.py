@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,16 +46,22 @@ def write(
     rule: str,
     inputs: Iterable[Path],
     code: str,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Recorded:
     """Run `stages` on `backend` and write the folder, sealed by `{rule}.manifest.json`.
 
-    `inputs` are the files that were read (protocol, cubin); `code` is the digest for the manifest. Rejected batches are
-    kept. The counts are not asserted here: `missing_counts` does that on what was written.
+    `inputs` are the files that were read (protocol, cubin); `code` is the digest for the manifest; `progress` is told of
+    every stage that is done. Rejected batches are kept. The counts are not asserted here: `missing_counts` does that on
+    what was written.
     """
     batches: list[raw.Batch] = []
     comparisons: list[dict[str, Any]] = []
     fixtures: list[dict[str, Any]] = []
     for measured in measure.run_stages(backend, stages, protocol):
+        first = measured.batches[0]
+        progress(
+            f"{first.campaign}: {first.family} {first.slots}/{first.pool}, {first.cols} columns, {first.warps} warps"
+        )
         batches += measured.batches
         comparisons += [c.record() for c in measured.comparisons]
         if measured.fixture not in fixtures:
