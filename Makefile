@@ -10,7 +10,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study test verify repair clean
+.PHONY: setup study test bundle verify repair clean
 
 setup: .venv/base.stamp
 
@@ -36,6 +36,9 @@ test: .venv/dev.stamp
 	@$(BIN)/snakefmt --check Snakefile workflow/rules
 	@$(BIN)/python tests/workflow/lint.py
 	@$(BIN)/pytest -n 2
+
+bundle: setup
+	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) bundle
 
 verify: setup
 	@$(BIN)/routeblock verify results

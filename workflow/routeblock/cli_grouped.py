@@ -86,6 +86,34 @@ def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | Non
     lanes.run(rule, out, device, protocol, cubin=cubin, threads=threads, code=code(rule))
 
 
+def recorded(
+    out: Out,
+    source: Annotated[Path, typer.Option(help="A committed record.")],
+    lane: Annotated[str, typer.Option(help="The lane that it becomes.")] = "recorded-h200",
+    protocol: ProtocolFile = PROTOCOL,
+    threads: Threads = 2,
+) -> None:
+    """Prove a committed GPU record again on this CPU: fixtures and output bits. Exits 1 if something differs."""
+    from routeblock.grouped_schedule import protocol as protocols
+    from routeblock.grouped_schedule import reprove
+    from routeblock.workflow import code
+
+    plan = protocols.load(protocol)
+    wrong = reprove.write(out, source, lane, plan, threads=threads, inputs=[protocol], code=code("recorded"))
+    _report(wrong, "every fixture and every output has the recorded bits")
+
+
+def grouped_bundle(
+    out: Out,
+    source: Annotated[list[Path], typer.Option(help="A file or folder to pack; repeat it.")],
+) -> None:
+    """Pack study B's evidence into one archive whose bytes depend on the files alone."""
+    from routeblock.grouped_schedule import bundle
+    from routeblock.workflow import code
+
+    bundle.write(out, source, code=code("bundle"))
+
+
 def statistics(
     out: Out,
     record: Records,
@@ -146,17 +174,22 @@ def _report(wrong: list[str], otherwise: str) -> None:
     print(otherwise)
 
 
+COMMANDS = (
+    build_kernels,
+    sweep,
+    confirm,
+    beyond,
+    sanitize,
+    record_gpus,
+    recorded,
+    statistics,
+    validate_timings,
+    grouped_table,
+    grouped_bundle,
+)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (
-        build_kernels,
-        sweep,
-        confirm,
-        beyond,
-        sanitize,
-        record_gpus,
-        statistics,
-        validate_timings,
-        grouped_table,
-    ):
+    for command in COMMANDS:
         app.command()(command)

@@ -48,6 +48,8 @@ RULES: dict[str, Code] = {
     "sweep": Code(("routeblock.grouped_schedule.lanes",)),
     "confirmation": Code(("routeblock.grouped_schedule.lanes",)),
     "beyond": Code(("routeblock.grouped_schedule.lanes",)),
+    "recorded": Code(("routeblock.grouped_schedule.reprove",)),
+    "bundle": Code(("routeblock.grouped_schedule.bundle",)),
     "sanitizer": Code(("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.exercise")),
     "statistics": Code(("routeblock.grouped_schedule.statistics",)),
     "validate_timings": Code(("routeblock.grouped_schedule.validate",)),

@@ -7,6 +7,7 @@ rule statistics:
         records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
     output:
         statistics="results/grouped_schedule/statistics/statistics.json",
+        ratios="results/grouped_schedule/statistics/ratios.parquet",
         manifest="results/grouped_schedule/statistics/statistics.manifest.json",
     log:
         "results/logs/grouped_schedule/statistics.log",
@@ -59,3 +60,24 @@ for name in grouped.TABLES:
         shell:
             "routeblock grouped-table {params.name} {params.records} --statistics {input.statistics}"
             " --published {input.published} --out $(dirname {output.manifest}) 2> {log}"
+
+
+rule bundle:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        published="fixtures/published/grouped_schedule.json",
+        identities=grouped.identities(CONFIG),
+        records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
+        statistics=rules.statistics.output.statistics,
+        validation=rules.validate_timings.output.validation,
+        tables=[f"results/tables/{name}.md" for name in grouped.TABLES],
+    output:
+        archive="results/bundle/grouped_schedule.tar.gz",
+        manifest="results/bundle/bundle.manifest.json",
+    log:
+        "results/logs/bundle.log",
+    params:
+        code=code("bundle"),
+        sources=[f"--source {path}" for path in grouped.bundled(CONFIG)],
+    shell:
+        "routeblock grouped-bundle {params.sources} --out $(dirname {output.archive}) 2> {log}"

@@ -54,3 +54,53 @@ rule beyond:
     shell:
         "routeblock beyond --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
         " --out {params.out} 2> {log}"
+
+
+rule sanitizer:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        cubin=lambda w: grouped.cubin("cuda", w.device),
+    output:
+        report="results/grouped_schedule/cuda/{device}/sanitizer/sanitizer.json",
+        manifest="results/grouped_schedule/cuda/{device}/sanitizer/sanitizer.manifest.json",
+    log:
+        "results/logs/grouped_schedule/cuda/{device}/sanitizer.log",
+    resources:
+        gpu=1,
+    params:
+        code=code("sanitizer"),
+    shell:
+        "routeblock sanitize --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
+        " --out $(dirname {output.report}) 2> {log}"
+
+
+rule recorded:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        record=multiext(
+            "fixtures/recorded/grouped_schedule/h200/{device}/{kind}/",
+            "batches.parquet",
+            "comparisons.json",
+            "fixtures.json",
+            "run.json",
+        ),
+    output:
+        multiext(
+            "results/grouped_schedule/recorded-h200/{device}/{kind}/",
+            "batches.parquet",
+            "comparisons.json",
+            "fixtures.json",
+            "run.json",
+            "recorded.manifest.json",
+        ),
+    log:
+        "results/logs/grouped_schedule/recorded-h200/{device}/{kind}.log",
+    threads: CONFIG.grouped_schedule.cpu_threads
+    params:
+        code=code("recorded"),
+        source="fixtures/recorded/grouped_schedule/h200/{device}/{kind}",
+        out=subpath(output[0], parent=True),
+        threads=CONFIG.grouped_schedule.cpu_threads,
+    shell:
+        "routeblock recorded --source {params.source} --protocol {input.protocol} --threads {params.threads}"
+        " --out {params.out} 2> {log}"

@@ -50,9 +50,9 @@ def write(
 ) -> Recorded:
     """Run `stages` on `backend` and write the folder, sealed by `{rule}.manifest.json`.
 
-    `inputs` are the files that were read (protocol, cubin); `code` is the digest for the manifest; `progress` is told of
-    every stage that is done. Rejected batches are kept. The counts are not asserted here: `missing_counts` does that on
-    what was written.
+    `inputs` are the files that were read (protocol, cubin); `code` is the digest for the manifest; `progress` is told
+    of every stage that is done. Rejected batches are kept. The counts are not asserted here: `missing_counts` does that
+    on what was written.
     """
     batches: list[raw.Batch] = []
     comparisons: list[dict[str, Any]] = []

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from routeblock import stats
 from routeblock.errors import InputError
 from routeblock.evidence.chain import seal
@@ -76,8 +79,18 @@ class Comparison:
     floor_high: float | None = None
 
 
-def comparisons(batches: Iterable[Batch], bootstrap: Bootstrap, minimum_effect: float) -> list[Comparison]:
-    """Every comparison in `batches`, in the order of their first batch. Rejected batches take no part.
+@dataclass(frozen=True)
+class Pairs:
+    """One comparison's accepted times: `key` the values of `_KEY`; candidate and baseline in us."""
+
+    key: tuple[Any, ...]
+    repetitions: list[int]
+    candidate_us: list[float]
+    baseline_us: list[float]
+
+
+def paired(batches: Iterable[Batch]) -> list[Pairs]:
+    """Every comparison's pairs, in the order of their first batch. Rejected batches take no part.
 
     A repetition counts where both sides have an accepted batch. Raises InputError if one has two of a kind.
     """
@@ -97,18 +110,25 @@ def comparisons(batches: Iterable[Batch], bootstrap: Bootstrap, minimum_effect: 
     found = []
     for key, candidate in times.items():
         baseline = baselines.get(key[:-2], {})
-        repetitions = sorted(candidate.keys() & baseline.keys())
-        if key[-2] == key[-3] or not repetitions:
-            continue
+        common = sorted(candidate.keys() & baseline.keys())
+        if key[-2] != key[-3] and common:
+            found.append(Pairs(key, common, [candidate[r] for r in common], [baseline[r] for r in common]))
+    return found
+
+
+def comparisons(pairs: Iterable[Pairs], bootstrap: Bootstrap, minimum_effect: float) -> list[Comparison]:
+    """The estimate of every comparison, with its floor beside."""
+    found = []
+    for each in pairs:
         change = stats.paired_change(
-            [candidate[r] for r in repetitions],
-            [baseline[r] for r in repetitions],
+            each.candidate_us,
+            each.baseline_us,
             seed=bootstrap.seed,
             resamples=bootstrap.resamples,
             confidence=bootstrap.confidence,
         )
         verdict = stats.verdict(change.low, change.high, minimum_effect)
-        found.append(Comparison(**dict(zip(_KEY, key, strict=True)), **_named(change), verdict=str(verdict)))
+        found.append(Comparison(**dict(zip(_KEY, each.key, strict=True)), **_named(change), verdict=str(verdict)))
     return _with_floors(found)
 
 
@@ -133,12 +153,14 @@ def _with_floors(found: list[Comparison]) -> list[Comparison]:
 def write(
     out: Path, folders: Sequence[Path], protocol: Protocol, *, minimum_effect: float, inputs: Sequence[Path], code: str
 ) -> list[str]:
-    """Write `statistics.json` and its manifest to `out` from records in `folders`; `inputs` holds the protocol's file.
+    """Write `statistics.json`, `ratios.parquet` and their manifest to `out`, from the records in `folders`.
 
-    Returns what does not hold, one line each: counts that were not reached, records of another protocol.
+    `inputs` holds the protocol's file. Returns what does not hold, one line each: counts that were not reached, records
+    of another protocol.
     """
     records = [record.read(folder) for folder in folders]
-    found = comparisons((b for r in records for b in r.batches), protocol.bootstrap, minimum_effect)
+    pairs = paired(b for r in records for b in r.batches)
+    found = comparisons(pairs, protocol.bootstrap, minimum_effect)
     devices = sorted({(r.run["device"]["lane"], r.run["device"]["device"]) for r in records})
     wrong = record.missing_counts(records, protocol.expected_per_device) + record.other_protocol(records, protocol)
     told = {
@@ -151,15 +173,27 @@ def write(
     path = out / "statistics.json"
     with atomic_file(path) as tmp:
         tmp.write_bytes(canonical_json(told))
+    ratios = out / "ratios.parquet"
+    with atomic_file(ratios) as tmp:
+        pq.write_table(_ratios(pairs), tmp, compression="zstd")
     seal(
         out / "statistics.manifest.json",
         rule="statistics",
-        outputs=[path],
+        outputs=[path, ratios],
         inputs=[*inputs, *(folder / name for folder in folders for name in record.FILES)],
         parameters={"minimum_effect": minimum_effect, "protocol_sha256": protocol.digest()},
         code=code,
     )
     return wrong
+
+
+def _ratios(pairs: Iterable[Pairs]) -> pa.Table:
+    rows = [
+        dict(zip(_KEY, each.key, strict=True)) | {"repetition": repetition, "ratio": new / old}
+        for each in pairs
+        for repetition, new, old in zip(each.repetitions, each.candidate_us, each.baseline_us, strict=True)
+    ]
+    return pa.Table.from_pylist(rows)
 
 
 def read(path: Path) -> list[Comparison]:

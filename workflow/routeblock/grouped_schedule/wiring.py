@@ -42,6 +42,26 @@ def cubin(lane: str, device: str) -> list[str]:
     return [f"results/build/{architectures()[int(device.removeprefix('gpu'))]}/q6k_schedules.cubin"]
 
 
+def identities(config: Config) -> list[str]:
+    """The files that say which binaries ran, and what the sanitizer said of them."""
+    found = []
+    for lane in config.grouped_schedule.lanes:
+        if lane is GroupedLane.CUDA:
+            found += sorted({str(Path(path).with_name("build.json")) for d in devices(lane) for path in cubin(lane, d)})
+            found += [f"{RESULTS}/cuda/{device}/sanitizer/sanitizer.json" for device in devices(lane)]
+        if lane is GroupedLane.RECORDED_H200:
+            found += sorted(p.as_posix() for name in ("build", "sanitizer") for p in RECORDED.rglob(f"{name}.json"))
+    return found
+
+
+def bundled(config: Config) -> list[str]:
+    """What the download holds."""
+    tables = [f"results/tables/{name}.{suffix}" for name in TABLES for suffix in ("parquet", "csv", "md")]
+    given = ["fixtures/protocols/grouped_schedule.json", "fixtures/published/grouped_schedule.json"]
+    made = [*records(config), f"{RESULTS}/statistics", f"{RESULTS}/validation"]
+    return [*given, *identities(config), *made, *tables]
+
+
 def options(config: Config, cubins: list[str]) -> str:
     """The command's options that depend on the lane."""
     given = [f"--cubin {path}" for path in cubins]
