@@ -28,4 +28,5 @@ rule all:
         expand(rules.score.output.score, **STUDIES),
         [f"results/tables/{name}.md" for name in TABLE_SOURCES],
         expand(rules.control.output, **(STUDIES | dict(point=["published"]))),
+        grouped.identities(CONFIG),
         [f"results/tables/{name}.md" for name in grouped.TABLES],

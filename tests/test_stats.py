@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from routeblock.stats import Verdict, bootstrap_medians, paired_change, verdict
+from routeblock.stats import Change, Verdict, bootstrap_medians, paired_change, verdict
 
 SETTINGS = {"seed": 20250609, "resamples": 2000, "confidence": 0.95}
 
 
-def change_of(ratios: list[float]):  # type: ignore[no-untyped-def]
+def change_of(ratios: list[float]) -> Change:
     return paired_change(ratios, np.ones(len(ratios)), **SETTINGS)
 
 

@@ -85,7 +85,7 @@ class GroupedSchedule(_Section):
     minimum_effect: Annotated[float, Field(ge=0, lt=1)]
     """The smallest change of time that matters, as a fraction: a verdict needs the whole interval beyond it."""
     cpu_threads: Annotated[int, Field(ge=1, le=1024)]
-    """Threads of lane cpu."""
+    """Threads of lane cpu, at most."""
 
 
 class Config(_Section):

@@ -77,12 +77,9 @@ rule sanitizer:
 rule recorded:
     input:
         protocol="fixtures/protocols/grouped_schedule.json",
-        record=multiext(
-            "fixtures/recorded/grouped_schedule/h200/{device}/{kind}/",
-            "batches.parquet",
-            "comparisons.json",
-            "fixtures.json",
-            "run.json",
+        batches="fixtures/recorded/grouped_schedule/h200/{device}/{kind}/batches.parquet",
+        rest=multiext(
+            "fixtures/recorded/grouped_schedule/h200/{device}/{kind}/", "comparisons.json", "fixtures.json", "run.json"
         ),
     output:
         multiext(
@@ -98,7 +95,7 @@ rule recorded:
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
         code=code("recorded"),
-        source="fixtures/recorded/grouped_schedule/h200/{device}/{kind}",
+        source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
         threads=CONFIG.grouped_schedule.cpu_threads,
     shell:
