@@ -78,6 +78,7 @@ def ids(*values: int) -> np.ndarray:
         (ids(0), 0, 4, 256, "a pool of 0 experts"),
         (ids(0), 65_536, 4, 256, "a pool of 65,536 experts"),
         (ids(0), 8, 0, 256, "0 rows"),
+        (ids(0), 8, 262_141, 256, "262,141 rows"),
         (np.zeros(3, np.int64), 8, 4, 256, "int64"),
     ],
 )

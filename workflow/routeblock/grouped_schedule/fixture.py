@@ -23,6 +23,7 @@ from routeblock.moe import q6k
 
 SENTINEL = -1
 MAX_JOBS = 65_535  # grid.y, and 16 bits of a packed order; 0xFFFFFFFF then never names a job
+MAX_ROWS = 4 * 65_535  # grid.z of the narrowest band
 TOKENS = 2  # of the paired family
 
 
@@ -94,7 +95,7 @@ def check_jobs(ids: NDArray[np.int32], pool: int, rows: int, cols: int) -> None:
         (ids.ndim != 1 or ids.dtype != np.int32, f"ids are {ids.dtype} {ids.shape}", "int32 [slots] is needed"),
         (ids.size > MAX_JOBS, f"{ids.size:,} job slots", f"at most {MAX_JOBS:,} fit a launch"),
         (not 0 < pool <= MAX_JOBS, f"a pool of {pool:,} experts", f"1 to {MAX_JOBS:,} are allowed"),
-        (rows <= 0, f"{rows} rows", "at least one row is needed"),
+        (not 0 < rows <= MAX_ROWS, f"{rows:,} rows", f"1 to {MAX_ROWS:,} are allowed"),
         (ids.max(initial=-1) >= pool, f"expert id {ids.max(initial=-1)}", f"ids lie below the pool bound {pool}"),
     )
     for wrong, what, limit in problems:
