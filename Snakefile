@@ -15,6 +15,10 @@ include: "workflow/rules/runs.smk"
 include: "workflow/rules/mutations.smk"
 include: "workflow/rules/score.smk"
 include: "workflow/rules/tables.smk"
+include: "workflow/rules/build.smk"
+include: "workflow/rules/sweep.smk"
+include: "workflow/rules/confirmation.smk"
+include: "workflow/rules/statistics.smk"
 
 
 rule all:
@@ -24,3 +28,5 @@ rule all:
         expand(rules.score.output.score, **STUDIES),
         [f"results/tables/{name}.md" for name in TABLE_SOURCES],
         expand(rules.control.output, **(STUDIES | dict(point=["published"]))),
+        grouped.identities(CONFIG),
+        [f"results/tables/{name}.md" for name in grouped.TABLES],

@@ -3,6 +3,7 @@ from pathlib import Path
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
 from routeblock.route_block.cells import CELLS, HISTORIES, position
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
+from routeblock.grouped_schedule import wiring as grouped
 from routeblock.workflow import code, prepare
 
 CONFIG = prepare(config, Path("results"))
