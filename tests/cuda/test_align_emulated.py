@@ -68,7 +68,7 @@ def test_every_small_variant_gives_the_canonical_order_whatever_order_threads_ru
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["cluster_8x256x1", "cluster_8x512x2", "cluster_2x1024x1"])
+@pytest.mark.parametrize("name", [v.name for v in VARIANTS.values() if v.kind is Kind.CLUSTER])
 def test_blocks_of_a_cluster_take_their_routes_in_order(library: ctypes.CDLL, name: str) -> None:
     rng = np.random.default_rng(5)
     variant = VARIANTS[name]

@@ -246,7 +246,6 @@ __device__ __forceinline__ void rank_part(const Id* ids, int begin, const Shared
     for (int e = threadIdx.x; e < p.experts; e += Threads) s.local[e] = p.expert_map[e];
     __syncthreads();
   }
-  __syncwarp();
 #pragma unroll
   for (int i = 0; i < Items; ++i) expert[i] = bin_of(id[i], p, s.local);
   rank_in_warp<Items, Ballot>(expert, rank, counts, p.experts);
