@@ -7,13 +7,12 @@ import ctypes
 import re
 from pathlib import Path
 
+import align_emulator as emulator
 import numpy as np
 import pytest
 
 from routeblock.cuda.align_variants import VARIANTS, Kind, Problem, Variant
 from routeblock.moe.routing import align as reference
-
-from . import emulator
 
 needs_compiler = pytest.mark.skipif(emulator.COMPILER is None, reason="no C++ compiler on this machine")
 

@@ -91,9 +91,7 @@ def prepare(device: int) -> Loaded:
         return Loaded(device, gpu, cubin.sha256, core, driver, core.ObjectCode.from_cubin(cubin.code))
 
 
-def workspace_size(
-    routes: int, num_experts: int, block_size: int, device: int, variant: str | None = None
-) -> int:
+def workspace_size(routes: int, num_experts: int, block_size: int, device: int, variant: str | None = None) -> int:
     """int32 entries of workspace that a call of these sizes needs; 0 for all that one launch does."""
     problem = Problem(routes, num_experts, block_size)
     return _pick(problem, prepare(device).gpu, variant).workspace_ints(problem)
@@ -121,7 +119,9 @@ def moe_align_block_size(
     anything in it. variant: a name of `align_variants.VARIANTS` instead of the one that serves this size. All on one
     CUDA device, contiguous. Raises InputError, without a launch, for anything else.
     """
-    problem = _check(topk_ids, num_experts, block_size, sorted_token_ids, expert_ids, num_tokens_post_padded, expert_map)
+    problem = _check(
+        topk_ids, num_experts, block_size, sorted_token_ids, expert_ids, num_tokens_post_padded, expert_map
+    )
     device = topk_ids.device.index
     loaded = prepare(device)
     chosen = _pick(problem, loaded.gpu, variant)
@@ -240,7 +240,9 @@ def _check(
 def _tensor(name: str, tensor: Any, device: Any, dtypes: tuple[str, ...], least: int = 0) -> None:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.device.type != "cuda" or tensor.device != device:
-        raise _refuse(f"{name} on {tensor.device}", f"{device if device.type == 'cuda' else 'a CUDA device'}", "move it")
+        raise _refuse(
+            f"{name} on {tensor.device}", f"{device if device.type == 'cuda' else 'a CUDA device'}", "move it"
+        )
     if dtype not in dtypes:
         raise _refuse(f"{name} of {dtype}", " or ".join(dtypes), "convert it")
     if not tensor.is_contiguous():

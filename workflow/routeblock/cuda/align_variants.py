@@ -107,31 +107,29 @@ class Variant:
         )
 
 
+_STAGED = ((128, 1), (256, 1), (256, 2), (512, 1), (512, 2), (512, 4), (1024, 1), (1024, 2), (1024, 4), (1024, 8))
+_STAGED_BALLOT = ((256, 2), (512, 1), (1024, 4), (1024, 8))
+_DIRECT = ((128, 1), (256, 1), (512, 1), (1024, 1), (1024, 8))
+_TILES = ((512, 4), (1024, 1), (1024, 4))
+_CLUSTER_2 = ((1024, 1),)
+_CLUSTER_4 = ((256, 1), (512, 1))
+_CLUSTER_8 = ((256, 1), (512, 1), (512, 2), (1024, 1), (1024, 4))
+_CLUSTER_16 = ((512, 1), (1024, 1), (1024, 2), (1024, 8))
+
 VARIANTS = {
     v.name: v
     for v in (
-        *(
-            Variant(Kind.SINGLE, threads, items, staged=True)
-            for threads, items in (
-                (128, 1), (256, 1), (256, 2), (512, 1), (512, 2), (512, 4), (1024, 1), (1024, 2), (1024, 4), (1024, 8),
-            )
-        ),
-        *(
-            Variant(Kind.SINGLE, threads, items, staged=True, ballot=True)
-            for threads, items in ((256, 2), (512, 1), (1024, 4), (1024, 8))
-        ),
-        *(Variant(Kind.SINGLE, threads, items) for threads, items in ((128, 1), (256, 1), (512, 1), (1024, 1), (1024, 8))),
-        *(Variant(Kind.TILES, threads, items) for threads, items in ((512, 4), (1024, 1), (1024, 4))),
-        *(
-            Variant(Kind.CLUSTER, threads, items, cluster)
-            for cluster, threads, items in (
-                (2, 1024, 1), (4, 256, 1), (4, 512, 1), (8, 256, 1), (8, 512, 1), (8, 512, 2), (8, 1024, 1), (8, 1024, 4),
-                (16, 512, 1), (16, 1024, 1), (16, 1024, 2), (16, 1024, 8),
-            )
-        ),
+        *(Variant(Kind.SINGLE, *size, staged=True) for size in _STAGED),
+        *(Variant(Kind.SINGLE, *size, staged=True, ballot=True) for size in _STAGED_BALLOT),
+        *(Variant(Kind.SINGLE, *size) for size in _DIRECT),
+        *(Variant(Kind.TILES, *size) for size in _TILES),
+        *(Variant(Kind.CLUSTER, *size, 2) for size in _CLUSTER_2),
+        *(Variant(Kind.CLUSTER, *size, 4) for size in _CLUSTER_4),
+        *(Variant(Kind.CLUSTER, *size, 8) for size in _CLUSTER_8),
+        *(Variant(Kind.CLUSTER, *size, 16) for size in _CLUSTER_16),
         Variant(Kind.CLUSTER, 1024, 8, 16, ballot=True),
     )
-}  # fmt: skip
+}
 
 # First fit: the first of these that takes the sizes serves them.
 SERVING = (

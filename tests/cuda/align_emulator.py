@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import routeblock.cuda
 from routeblock.cuda.align_variants import Kind, Problem, Variant
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).with_name("emulator")
 SOURCES = Path(routeblock.cuda.__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 POISON = -77
@@ -23,7 +23,7 @@ POISON = -77
 
 class _Arguments(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("topk_ids", "expert_map", "sorted_token_ids", "expert_ids", "post_padded")),
+        *((name, ctypes.c_void_p) for name in ("topk_ids", "expert_map", "sorted_ids", "expert_ids", "post_padded")),
         *(
             (name, ctypes.c_int)
             for name in ("routes", "experts", "block_size", "sorted_size", "blocks_size", "inactive", "slots")
