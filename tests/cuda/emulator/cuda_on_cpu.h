@@ -23,6 +23,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define ROUTEBLOCK_EMULATED
+#define ROUTEBLOCK_ALL_VARIANTS
 
 struct Index {
   unsigned x = 0, y = 0, z = 0;

@@ -23,7 +23,7 @@ ALIGN_ONCE(direct_1024x8, 1024, 8, 1, false, false)
 ALIGN_TILES(tiles_512x4, 512, 4, false)
 ALIGN_TILES(tiles_1024x1, 1024, 1, false)
 ALIGN_TILES(tiles_1024x4, 1024, 4, false)
-#if defined(ROUTEBLOCK_EMULATED) || __CUDA_ARCH__ >= 900
+#if defined(ROUTEBLOCK_ALL_VARIANTS) || __CUDA_ARCH__ >= 900
 ALIGN_ONCE(cluster_2x1024x1, 1024, 1, 2, false, false)
 ALIGN_ONCE(cluster_4x256x1, 256, 1, 4, false, false)
 ALIGN_ONCE(cluster_4x512x1, 512, 1, 4, false, false)
