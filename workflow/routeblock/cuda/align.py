@@ -82,6 +82,9 @@ def prepare(device: int) -> Loaded:
     try:
         from cuda import core
         from cuda.bindings import driver
+
+        if not hasattr(core, "launch"):  # before 0.5
+            from cuda.core import experimental as core
     except ImportError as e:
         raise _refuse(f"no cuda-core: {e}", "cuda-core launches the kernels", "install envs/cuda13.txt") from e
     with torch.cuda.device(device):

@@ -144,10 +144,13 @@ SERVING = (
     "cluster_16x1024x2",
     "cluster_16x1024x8",
     "staged_1024x8",
+    "direct_512x1",
+    "direct_1024x1",
     "tiles_1024x4",
+    "tiles_512x4",
 )
 
 
 def serving(problem: Problem, gpu: Gpu) -> Variant:
-    """The variant that serves these sizes on this GPU. tiles_1024x4 takes all that align.cu takes at all."""
+    """The variant that serves these sizes on this GPU. tiles_512x4 takes whatever no other does."""
     return next(VARIANTS[name] for name in SERVING if VARIANTS[name].takes(problem, gpu))
