@@ -77,7 +77,7 @@ def check(
     code: str,
     progress: Callable[[float], None] | None = None,
 ) -> list[str]:
-    """Write every comparison to the file `out`, sealed; what did not hold, in words (empty: the prediction is right)."""
+    """Write every comparison to the file `out`, sealed; returns what did not hold, in words."""
     os.environ.setdefault("NUMBA_NUM_THREADS", str(os.cpu_count() or 1))
     from routeblock.twin.layer import moe_layer
 
