@@ -10,7 +10,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study test verify repair clean
+.PHONY: setup study test bundle verify repair clean
 
 setup: .venv/base.stamp
 
@@ -22,20 +22,29 @@ setup: .venv/base.stamp
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-.venv/dev.stamp: .venv/base.stamp envs/dev.txt
-	@$(PIP) --requirement envs/dev.txt
+.venv/dev.stamp: .venv/base.stamp envs/dev.txt envs/cuda13.txt
+	@$(PIP) --requirement envs/dev.txt --requirement envs/cuda13.txt
+	@touch $@
+
+# CUDA 12 is the last to compile for sm_70. Its packages and CUDA 13's exclude each other.
+.venv-cuda12/stamp: envs/cuda12.txt envs/constraints.txt
+	@$(PYTHON) -m venv .venv-cuda12
+	@.venv-cuda12/$(PIP:.venv/%=%) --constraint envs/base.txt --requirement envs/cuda12.txt
 	@touch $@
 
 study: setup
 	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES)
 
-test: .venv/dev.stamp
+test: .venv/dev.stamp .venv-cuda12/stamp
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/snakefmt --check Snakefile workflow/rules
 	@$(BIN)/python tests/workflow/lint.py
 	@$(BIN)/pytest -n 2
+
+bundle: setup
+	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) bundle
 
 verify: setup
 	@$(BIN)/routeblock verify results

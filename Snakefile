@@ -15,11 +15,21 @@ include: "workflow/rules/probe.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/census.smk"
 include: "workflow/rules/evidence.smk"
+include: "workflow/rules/mutations.smk"
+include: "workflow/rules/score.smk"
+include: "workflow/rules/tables.smk"
+include: "workflow/rules/build.smk"
+include: "workflow/rules/sweep.smk"
+include: "workflow/rules/confirmation.smk"
+include: "workflow/rules/statistics.smk"
 
 
 rule all:
     default_target: True
     input:
         rules.environment.output,
-        expand(f"{RUN}/record.json", cell=CELLS, history=HISTORIES, n=range(1, CONFIG.replicates + 1), **STUDIES),
+        expand(rules.score.output.score, **STUDIES),
+        [f"results/tables/{name}.md" for name in TABLE_SOURCES],
         expand(rules.control.output, **(STUDIES | dict(point=["published"], plan_source=["stored"]))),
+        grouped.identities(CONFIG),
+        [f"results/tables/{name}.md" for name in grouped.TABLES],

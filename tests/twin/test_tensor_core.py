@@ -154,7 +154,8 @@ def test_the_gemm_is_mma_instructions_in_the_kernels_order(
     x[0, :40] = np.asarray(scale, dtype) * x[0, :40]
     plan = align(np.zeros((tokens, 1), np.int32), 1, 8)
     ours = gemm.moe_gemm(
-        x, q, z, s, plan, top_k=1, architecture=architecture, thread_k=launch[0], thread_n=launch[1], grid=launch[2], group_size=32
+        x, q, z, s, plan, top_k=1, architecture=architecture, thread_k=launch[0], thread_n=launch[1], grid=launch[2],
+        group_size=32,
     )  # fmt: skip
     want = layer_by_steps(x, q[0], z[0], s[0], architecture, launch)
     assert np.array_equal(ours.view(np.uint16), want.view(np.uint16))

@@ -17,9 +17,11 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
+from routeblock import cli_grouped
 from routeblock.errors import InputError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+cli_grouped.register(app)
 
 Gpu = Annotated[int, typer.Option(help="Which of the visible GPUs, from 0.", min=0)]
 After = Annotated[Path | None, typer.Option(help="Touch the GPU only once this file (record.json) is there.")]
@@ -32,6 +34,10 @@ Sources = Annotated[
     list[Path] | None,
     typer.Option("--source", help="A file or folder of given inputs; default: those of the checkout."),
 ]
+FrozenPrediction = Annotated[Path, typer.Option(help="The frozen prediction of the runs.")]
+RunsFolder = Annotated[Path, typer.Option(help="Folder of the runs, {cell}/{history}/rep{n} below it.")]
+Replicates = Annotated[int, typer.Option(help="Replicates of each cell and history.", min=1)]
+CapturedPlans = Annotated[Path | None, typer.Option(help="Captured plans of H0 and H1; default: the fixture's.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="List everything, not the first alone.")]
 
 
@@ -270,6 +276,84 @@ def build_probe(out: Annotated[Path, typer.Argument(help="File to write; its man
 
 
 @app.command()
+def mutate(
+    fixture: FixtureFolder,
+    prediction: FrozenPrediction,
+    runs: RunsFolder,
+    out: Annotated[Path, typer.Option(help="File to write, mutations.json; its manifest goes beside it.")],
+    replicates: Replicates = 5,
+    declared: Annotated[Path, typer.Option(help="The declared mutations.")] = Path("fixtures/mutations.json"),
+    plans: CapturedPlans = None,
+    keep: Annotated[Path | None, typer.Option(help="New folder to keep the copies in.")] = None,
+) -> None:
+    """Change copies of sound runs, one each, and see the scorer refuse them for the declared reasons; else exit 1."""
+    from routeblock.route_block.mutate import mutate as try_mutations
+    from routeblock.workflow import code
+
+    results = try_mutations(
+        fixture=fixture,
+        prediction=prediction,
+        runs=runs,
+        replicates=replicates,
+        declared=declared,
+        out=out,
+        code=code("mutations"),
+        plans=plans,
+        keep=keep,
+    )
+    for entry in results:
+        if entry["as_declared"] is False:
+            found = ", ".join(entry["found"]) or "nothing"
+            print(f"{entry['run']}: mutation {entry['name']}: {found} found, declared {entry['declared'] or 'nothing'}")
+            raise typer.Exit(1)
+
+
+@app.command()
+def score(
+    fixture: FixtureFolder,
+    prediction: FrozenPrediction,
+    runs: RunsFolder,
+    out: Annotated[Path, typer.Option(help="File to write, score.json; its manifest goes beside it.")],
+    replicates: Replicates = 5,
+    plans: CapturedPlans = None,
+    verbose: Verbose = False,
+) -> None:
+    """Judge runs from their raw tensors, then the prediction and the seven relations; exit 1 if anything is wrong."""
+    from routeblock.route_block.score import score as judge
+    from routeblock.workflow import code
+
+    findings = judge(
+        fixture=fixture,
+        prediction=prediction,
+        runs=runs,
+        replicates=replicates,
+        out=out,
+        code=code("score"),
+        plans=plans,
+    ).findings
+    if findings:
+        _print_findings(findings, verbose)
+        raise typer.Exit(1)
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(help="geometry, trajectories, relations, differences or mutations.")],
+    source: Annotated[list[Path], typer.Option("--from", help="fixture.json, score.json or mutations.json; repeat.")],
+    out: Annotated[Path, typer.Option(help="Folder for the table as .parquet, .csv and .md, and its manifest.")],
+    published: Annotated[Path, typer.Option(help="The published numbers.")] = Path(
+        "fixtures/published/route_block.json"
+    ),
+) -> None:
+    """Write one table of study A from the documents of any number of lanes and points."""
+    from routeblock.route_block.tables import find, write
+    from routeblock.workflow import code
+
+    find(name)  # a name without a table has no code either
+    write(name, source, published, out, code=code(f"table_{name}"))
+
+
+@app.command()
 def verify(
     roots: Roots,
     source: Sources = None,
@@ -286,12 +370,16 @@ def verify(
     if not found:
         print(f"{' '.join(map(str, roots))}: every artifact fits its manifest")
         return
+    _print_findings(found, verbose)
+    raise typer.Exit(1)
+
+
+def _print_findings(found: Sequence[object], verbose: bool) -> None:
     first, *others = found
     more = f" (and {len(others)} more; -v lists them)" if others and not verbose else ""
     print(f"{first}{more}")
     for finding in others if verbose else ():
         print(finding)
-    raise typer.Exit(1)
 
 
 @app.command()

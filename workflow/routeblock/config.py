@@ -91,6 +91,25 @@ class Cuda(_Section):
     """How often native alignment is asked."""
 
 
+class GroupedLane(StrEnum):
+    """Where study B's schedules run."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    RECORDED_H200 = "recorded-h200"
+
+
+class GroupedSchedule(_Section):
+    """Study B: grouped schedules of Q6_K x Q8_1 expert jobs."""
+
+    lanes: Annotated[tuple[GroupedLane, ...], *_Some]
+    """Where to run; `cuda` needs a GPU and envs/cuda13.txt or envs/cuda12.txt."""
+    minimum_effect: Annotated[float, Field(ge=0, lt=1)]
+    """The smallest change of time that matters, as a fraction: a verdict needs the whole interval beyond it."""
+    cpu_threads: Annotated[int, Field(ge=1, le=1024)]
+    """Threads of lane cpu, at most."""
+
+
 class Config(_Section):
     """Every knob of config.yaml."""
 
@@ -105,6 +124,7 @@ class Config(_Section):
     """Processes per cell and history."""
     cuda: Cuda
     """How the lane cuda uses this machine."""
+    grouped_schedule: GroupedSchedule
 
 
 def load(path: Path) -> Config:

@@ -17,6 +17,7 @@ from routeblock.config import Config, check
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
+from routeblock.grouped_schedule.wiring import TABLES as GROUPED_TABLES
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Code:
     modules: tuple[str, ...]
     files: tuple[str, ...] = ()
 
+
+TABLES = ("geometry", "trajectories", "relations", "differences", "mutations")
+_KERNEL_FILES = ("cuda/q6k_schedules.cu", "cuda/q6k_dot.cuh")
 
 # Each rule's own code, without the command line: a rule is made again when something here changes.
 RULES: dict[str, Code] = {
@@ -43,6 +47,19 @@ RULES: dict[str, Code] = {
     "pack_evidence": Code(("routeblock.route_block.recorded",)),
     "restore_evidence": Code(("routeblock.route_block.recorded",)),
     "unassisted": Code(("routeblock.route_block.unassisted",), ("cuda/grid_probe.c",)),
+    "mutations": Code(("routeblock.route_block.mutate",)),
+    "score": Code(("routeblock.route_block.score",)),
+    **{f"table_{name}": Code(("routeblock.route_block.tables",)) for name in TABLES},
+    "build_kernels": Code(("routeblock.cuda.build",), _KERNEL_FILES),
+    "sweep": Code(("routeblock.grouped_schedule.lanes",)),
+    "confirmation": Code(("routeblock.grouped_schedule.lanes",)),
+    "beyond": Code(("routeblock.grouped_schedule.lanes",)),
+    "recorded": Code(("routeblock.grouped_schedule.reprove",)),
+    "bundle": Code(("routeblock.grouped_schedule.bundle",)),
+    "sanitizer": Code(("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.exercise")),
+    "statistics": Code(("routeblock.grouped_schedule.statistics",)),
+    "validate_timings": Code(("routeblock.grouped_schedule.validate",)),
+    **{f"table_{name}": Code(("routeblock.grouped_schedule.tables",)) for name in GROUPED_TABLES},
 }
 
 # Inputs that are given and not produced, in the checkout.

@@ -3,6 +3,7 @@ from pathlib import Path
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
 from routeblock.route_block.cells import CELLS, HISTORIES, gpu_of, position, predecessor
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
+from routeblock.grouped_schedule import wiring as grouped
 from routeblock.workflow import code, prepare
 
 CONFIG = prepare(config, Path("results"))
@@ -16,7 +17,10 @@ RUN = f"{STUDY}/{{cell}}/{{history}}/rep{{n}}"
 
 # How a lane's commands are started: on the lane cuda by an interpreter with torch, from this checkout's package.
 CUDA_PYTHON = CONFIG.cuda.python
-ON_CUDA = f"PYTHONPATH=workflow${{PYTHONPATH:+:$PYTHONPATH}} {CUDA_PYTHON} -m routeblock" if CUDA_PYTHON else "routeblock"
+ON_CUDA = (
+    f"PYTHONPATH=workflow${{PYTHONPATH:+:$PYTHONPATH}} {CUDA_PYTHON} -m routeblock" if CUDA_PYTHON else "routeblock"
+)
+WAIT_S = CONFIG.cuda.wait_s  # in no rule's params: how long to wait makes no other result
 PROCESSES = len(CELLS) * len(HISTORIES) * CONFIG.replicates
 
 
@@ -39,4 +43,14 @@ STUDIES = dict(
     lane=[str(lane) for lane in CONFIG.lanes],
     point=[str(point) for point in CONFIG.points],
     plan_source=[str(source) for source in CONFIG.plan_source],
+)
+
+# Everything that the scorer reads of the runs of one study.
+ALL_RUNS = expand(
+    f"{RUN}/{{file}}",
+    cell=CELLS,
+    history=HISTORIES,
+    n=range(1, CONFIG.replicates + 1),
+    file=[RECORD, RECORD_MANIFEST, TENSORS],
+    allow_missing=True,
 )

@@ -76,11 +76,9 @@ rule run_cuda:
         plans=plans_option,
         gpu=lambda wildcards: gpu_of(int(wildcards.n), CONFIG.cuda.gpus),
         after=after,
-        limit=CONFIG.cuda.wait_s,
         code=code("run_cuda"),
     shell:
         "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} run --fixture $(dirname {input.spec})"
         " --prediction {input.prediction} {params.plans} --lane {wildcards.lane} --cell {wildcards.cell}"
         " --history {wildcards.history} --replicate {wildcards.n} --gpu {params.gpu} {params.after}"
-        " --limit {params.limit}"
-        " --out $(dirname {output.record}) 2> {log}"
+        " --limit {WAIT_S} --out $(dirname {output.record}) 2> {log}"

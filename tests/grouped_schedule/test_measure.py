@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Correctness before timing, rejection by rule, retries, counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import PLAN, MadeUpClock, write
+
+from routeblock.errors import InputError
+from routeblock.grouped_schedule import batches as raw
+from routeblock.grouped_schedule import campaigns, lanes, measure, record
+from routeblock.grouped_schedule.arms import Arm
+from routeblock.grouped_schedule.campaigns import Mode
+
+CODE = "0" * 64
+
+
+def run(folder: Path, backend: MadeUpClock, kind: str = "sweep") -> record.Recorded:
+    stages = {"sweep": campaigns.sweep, "confirmation": campaigns.confirmation}[kind](PLAN, Mode.CALL, 0)
+    return record.write(folder, backend, stages, PLAN, rule=kind, inputs=[write(folder)], code=CODE)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def test_a_sound_device_reaches_the_counts(folder: Path) -> None:
+    (folder / "c").mkdir()
+    found = [run(folder, MadeUpClock()), run(folder / "c", MadeUpClock(), "confirmation")]
+    assert record.missing_counts(found, PLAN.expected_per_device) == []
+    assert all(c["holds"] and c["rows_exact"] == c["rows_checked"] == 45 for r in found for c in r.comparisons)
+
+
+def test_a_sweep_alone_lacks_the_confirmation(folder: Path) -> None:
+    lines = record.missing_counts([run(folder, MadeUpClock())], PLAN.expected_per_device)
+    assert len(lines) == 2 and all("confirmation has 0" in line for line in lines)
+
+
+def test_a_rejected_batch_stays_and_is_timed_again(folder: Path) -> None:
+    found = run(folder, MadeUpClock(reason=lambda arm, call: "throttled" if call % 10 == 0 else ""))
+    rejected = [b for b in found.batches if not b.accepted]
+    assert rejected and {b.reason for b in rejected} == {"throttled"}
+    sweep = [b for b in found.batches if b.accepted and b.campaign == "sweep"]
+    assert len(sweep) == PLAN.expected_per_device.sweep_batches
+    again = rejected[0]
+    same = [
+        b for b in found.batches if (b.series, b.scope, b.repetition) == (again.series, again.scope, again.repetition)
+    ]
+    assert [b.attempt for b in same if b.campaign == again.campaign and b.family == again.family] == [0, 1]
+
+
+def test_a_device_that_never_settles_lacks_batches(folder: Path) -> None:
+    found = run(folder, MadeUpClock(reason=lambda arm, call: "other_process"))
+    assert not any(b.accepted for b in found.batches)
+    attempts = PLAN.acceptance.attempts
+    sweep = [b for b in found.batches if b.campaign == "sweep"]
+    assert len(sweep) == attempts * PLAN.expected_per_device.sweep_batches
+    assert "sweep has 0 accepted batches" in " ".join(record.missing_counts([found], PLAN.expected_per_device))
+
+
+def test_one_wrong_bit_rejects_every_batch_of_the_arm(folder: Path) -> None:
+    found = run(folder, MadeUpClock(spoil="band4"))
+    wrong = [c for c in found.comparisons if not c["holds"]]
+    assert {(c["arm"], c["equals_control"]) for c in wrong} == {("band4", False)}
+    assert all(b.reason == "incorrect" for b in found.batches if b.arm == "band4")
+    assert all(b.accepted for b in found.batches if b.arm != "band4")
+
+
+def test_a_wrong_control_is_found_though_all_arms_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing arms with each other would not notice; the rows against CPU references do."""
+    backend = MadeUpClock()
+    sound = backend.output
+
+    def doubled(arm: Arm) -> np.ndarray:
+        out = sound(arm)
+        out[backend.fixture.active] *= 2
+        return out
+
+    monkeypatch.setattr(backend, "output", doubled)
+    found = run(folder, backend)
+    assert all(c["equals_control"] and c["rows_exact"] == 0 and not c["holds"] for c in found.comparisons)
+
+
+def test_a_touched_sentinel_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = MadeUpClock()
+    sound = backend.output
+
+    def touching(arm: Arm) -> np.ndarray:
+        out = sound(arm)
+        out[backend.fixture.ids < 0] = 0
+        return out
+
+    monkeypatch.setattr(backend, "output", touching)
+    assert not any(c["holds"] for c in run(folder, backend).comparisons)
+
+
+def test_what_follows_from_the_seed_is_equal_between_runs(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        run(folder / name, MadeUpClock(time_us=lambda arm, call, name=name: len(name) + call))
+    for name in record.FILES:
+        assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes()
+
+
+def test_batches_survive_the_file(folder: Path) -> None:
+    found = run(folder, MadeUpClock(reason=lambda arm, call: "throttled" if call == 3 else ""))
+    assert record.read(folder).batches == found.batches
+
+
+def test_another_table_is_no_table_of_batches(folder: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"x": [1]}), folder / "x.parquet")
+    (folder / "y.parquet").write_bytes(b"PAR1")
+    for name in ("x", "y", "z"):
+        with pytest.raises(InputError, match="no table of batches"):
+            raw.read([folder / f"{name}.parquet"])
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("tpu0", "cpu0, or gpu0"), ("cpu1", "cpu0, or gpu0"), ("gpu0", "no cubin"), ("gpu", "cpu0, or gpu0")],
+)
+def test_a_device_that_cannot_run_is_one_line(folder: Path, device: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as e:
+        lanes.run("sweep", folder / "out", device, write(folder), cubin=None, threads=1, code=CODE)
+    assert "\n" not in str(e.value) and not (folder / "out").exists()
+
+
+def test_what_needs_a_gpu_says_so(folder: Path) -> None:
+    with pytest.raises(InputError, match="it needs a GPU"):
+        lanes.run("beyond", folder / "out", "cpu0", write(folder), cubin=None, threads=1, code=CODE)
+
+
+def test_a_cpu_run_says_how_many_threads_it_had(folder: Path) -> None:
+    found = lanes.run("confirmation", folder / "out", "cpu0", write(folder), cubin=None, threads=5000, code=CODE)
+    assert 1 <= found.run["device"]["threads"] < 5000
+    assert all(b.launches == b.warmups == 1 and b.time_us > 0 for b in found.batches)
+
+
+def test_poison_is_a_nan_that_no_sum_gives() -> None:
+    assert measure.POISON.view("f4") != measure.POISON.view("f4")

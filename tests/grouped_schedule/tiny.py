@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A protocol of the study's form that takes a second, and a device whose clock is made up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from routeblock.grouped_schedule import cpu, protocol
+from routeblock.grouped_schedule.arms import Arm, Scope
+from routeblock.grouped_schedule.campaigns import Stage
+from routeblock.grouped_schedule.fixture import Fixture
+from routeblock.grouped_schedule.measure import POISON, Sample
+
+COMMITTED = Path(__file__).resolve().parents[2] / "fixtures/protocols/grouped_schedule.json"
+
+
+def told() -> dict[str, Any]:
+    """The tiny protocol as JSON: every family and arm, few rows, one shape each."""
+    plan = json.loads(COMMITTED.read_text())
+    plan |= {"rows": 37, "cols": 256, "repetitions": 3}
+    plan["families"][0] |= {"slots": [16], "pools": [8]}
+    plan["families"][1] |= {"slots": [16], "pools": [8]}
+    plan["confirmation"]["shapes"] = [{"slots": 16, "pool": 8}]
+    plan["serial_prototype"]["shapes"] = [{"slots": 16, "pool": 8}]
+    plan["expected_per_device"] = {
+        "sweep_comparisons": 13,
+        "sweep_batches": 13 * 3 * 2,
+        "confirmation_comparisons": 6,
+        "confirmation_batches": 12,
+    }
+    return plan
+
+
+def write(folder: Path) -> Path:
+    """The tiny protocol as a file."""
+    path = folder / "protocol.json"
+    path.write_text(json.dumps(told()))
+    return path
+
+
+PLAN = protocol.Protocol.model_validate(told())
+
+
+class MadeUpClock:
+    """Runs on this CPU; times come from `time_us(arm, call)`, rejections from `reason(arm, call)`."""
+
+    lane, device = "made-up", "cpu0"
+
+    def __init__(
+        self,
+        time_us: Callable[[str, int], float] = lambda arm, call: 100.0 + call % 7,
+        reason: Callable[[str, int], str] = lambda arm, call: "",
+        spoil: str = "",
+    ) -> None:
+        self.time_us, self.reason, self.spoil = time_us, reason, spoil
+        self.calls = itertools.count()
+
+    def load(self, fixture: Fixture, stage: Stage) -> None:
+        self.fixture = fixture
+
+    def output(self, arm: Arm) -> np.ndarray:
+        out = np.full((self.fixture.cell.slots, self.fixture.cell.rows), POISON, np.uint32).view(np.float32)
+        cpu.launch(arm, self.fixture, out, 1)
+        if arm.name == self.spoil:
+            out.view(np.uint32)[self.fixture.active[0], 0] ^= 1
+        return out
+
+    def measure(self, arm: Arm, scopes: tuple[Scope, ...]) -> list[Sample]:
+        samples = []
+        for scope in scopes:
+            call = next(self.calls)
+            samples.append(Sample(scope, self.time_us(arm.name, call), 16, 3, self.reason(arm.name, call)))
+        return samples
+
+    def identity(self) -> dict[str, Any]:
+        return {"lane": self.lane, "device": self.device}

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small study without arithmetic: surfaces whose bits are a function of each route's schedule signature alone.
+
+That is what the study claims of the real layer, so the relations and the prediction hold of it, at a thousandth of the
+cost. The runs are written by the real runner.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from routeblock.evidence.digest import canonical_json
+from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS
+from routeblock.evidence.tensors import load_tensors, save_tensors
+from routeblock.moe.launches import Launch
+from routeblock.moe.routing import AlignedPlan, align, exchange
+from routeblock.route_block import operating_point, predict
+from routeblock.route_block.cells import schedule
+from routeblock.route_block.fixture import LayerFixture, load_fixture, write_fixture
+from routeblock.route_block.given import read_given
+from routeblock.route_block.lane import Outcome, Request
+from routeblock.route_block.mutate import _seal_anew
+from routeblock.route_block.operating_point import GEMMS, LaneFacts, cut
+from routeblock.route_block.run import run
+from routeblock.route_block.score import Score, judge
+
+CODE = "c" * 64
+TOKENS, TOP_K, BLOCK, HIDDEN, INTERMEDIATE = 18, 2, 8, 128, 64
+COUNTS = {1: 12, 3: 5, 4: 11, 7: 8}  # expert: routes; six blocks, of which expert 4 owns the fourth and the fifth
+FOCUS, QUIET = 4, 1
+LAUNCH = Launch(64, 128, 4)  # blocks 0 to 3 direct, 4 and 5 cut in two; on 3 CUDA blocks none is cut
+
+
+def routing() -> NDArray[np.int32]:
+    """topk_ids [18, 2]: the two fullest experts meet first, so that every token has two."""
+    left, pairs = dict(COUNTS), []
+    for _ in range(TOKENS):
+        pair = sorted(left, key=lambda e: -left[e])[:TOP_K]
+        for expert in pair:
+            left[expert] -= 1
+        pairs.append(pair)
+    assert not any(left.values())
+    return np.array(pairs, np.int32)
+
+
+def make_fixture(folder: Path, *, pairs: bool = True, one_plan: bool = False) -> LayerFixture:
+    """A fixture folder; `pairs` False: without exchange pairs; `one_plan`: H1's plan is H0's."""
+    ids = routing()
+    focus = [int(r) for r in np.flatnonzero(ids.reshape(-1) == FOCUS)]
+    late = [focus[9], *focus[:2]]  # in block 4; canonical order puts the three last there
+    others = [r for r in range(ids.size) if r not in focus]
+    first = align(ids, 8, BLOCK, arrival=[*others[::-1], *(r for r in focus if r not in late), *late])
+    across, within = (focus[5], focus[9]), (focus[3], focus[4])
+    quiet = [first.members(b) for b in range(2)]
+    second = first if one_plan else exchange(exchange(first, *across), quiet[0][0], quiet[1][0])
+    spec = {
+        "name": "small",
+        "kind": "synthetic",
+        "source": {"words": "test"},
+        "layer": 0,
+        "num_experts": 8,
+        "experts": sorted(COUNTS),
+        "tokens": TOKENS,
+        "top_k": TOP_K,
+        "block_size": BLOCK,
+        "group_size": 32,
+        "dtype": "float16",
+        "hidden": HIDDEN,
+        "intermediate": INTERMEDIATE,
+        "exchange": {
+            "within": list(within) if pairs else None,
+            "across": list(across) if pairs else None,
+            "chosen": "by construction",
+            "from": "test",
+            "why": "no expert has two blocks",
+        },
+        "facts": [{"fact": "valid routes", "wanted": 36, "found": 36, "holds": True}],
+    }
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    inputs = {
+        "hidden": rng.standard_normal((TOKENS, HIDDEN)).astype(np.float16),
+        "topk_ids": ids,
+        "topk_weights": np.full(ids.shape, 0.5, np.float32),
+    }
+    write_fixture(folder, spec, layer={"weights": np.arange(7)}, inputs=inputs, plans={"H0": first, "H1": second})
+    return load_fixture(folder)
+
+
+def _rows(surface: str, keys: list[Any], width: int) -> NDArray[np.float16]:
+    drawn = [np.random.default_rng(crc32(repr((surface, key)).encode())).integers(-999, 999, width) for key in keys]
+    return np.array(drawn, np.float16)
+
+
+class SignatureLane:
+    """A lane that computes nothing: equal signatures give equal bits."""
+
+    def __init__(self, status: str = "computed", native: Callable[[Request, AlignedPlan], AlignedPlan] | None = None):
+        self.status, self.native = status, native
+
+    def run(self, fixture: LayerFixture, request: Request) -> Outcome:
+        plan = request.plan
+        if plan is None:
+            plan = fixture.plans[request.history]
+            plan = self.native(request, plan) if self.native else plan
+        found = {}
+        for gemm in GEMMS:
+            launch = request.launches[gemm]
+            partition = cut(fixture.spec, gemm, plan.num_blocks, launch)
+            found[gemm] = predict.signatures(plan, partition, launch.thread_k)
+        w13 = list(enumerate(found["w13"]))
+        w2 = [(key, found["w2"][key[0]]) for key in w13]
+        final = [w2[t * TOP_K : (t + 1) * TOP_K] for t in range(TOKENS)]
+        return Outcome(
+            surfaces={
+                "w13": _rows("w13", w13, 2 * INTERMEDIATE),
+                "activation": _rows("activation", w13, INTERMEDIATE),
+                "w2": _rows("w2", w2, HIDDEN),
+                "final": _rows("final", final, HIDDEN),
+            },
+            plan=plan,
+            grids={g: request.launches[g].grid for g in GEMMS},
+            prelude=self.status == "observed" and request.history == "H1",
+            binary="b" * 64,
+            environment={"numpy": "2"},
+        )
+
+
+class Study:
+    """A fixture, its prediction and its runs in a folder."""
+
+    def __init__(self, root: Path, replicates: int) -> None:
+        self.fixture, self.runs = root / "fixture", root / "runs"
+        self.prediction = self.runs / "prediction.json"
+        self.replicates = replicates
+
+    def copy(self, root: Path) -> Study:
+        """A copy to damage."""
+        shutil.copytree(self.fixture.parent, root)
+        return Study(root, self.replicates)
+
+    def judge(self) -> Score:
+        """The scorer's verdict."""
+        return judge(read_given(self.fixture, self.prediction), self.runs, self.replicates)
+
+    def reasons(self) -> list[tuple[str, str]]:
+        """(run, reason) of every finding."""
+        return [(f.run, str(f.reason)) for f in self.judge().findings]
+
+    def edit(self, run: str, change: Callable[[dict[str, Any]], object], *, seal: bool = True) -> None:
+        """Change the record of a run."""
+        path = self.runs / run / RECORD
+        record = json.loads(path.read_bytes())
+        change(record)
+        path.write_bytes(canonical_json(record))
+        if seal:
+            _seal_anew(self.runs / run, RECORD_MANIFEST)
+
+    def edit_tensors(self, run: str, change: Callable[[dict[str, NDArray[Any]]], object]) -> None:
+        """Change the tensors of a run, and seal it anew."""
+        path = self.runs / run / TENSORS
+        tensors = {name: x.copy() for name, x in load_tensors(path).items()}
+        change(tensors)
+        save_tensors(path, tensors)
+        _seal_anew(self.runs / run, RECORD_MANIFEST)
+
+    def edit_prediction(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change the prediction and make every run name the changed one."""
+        before = json.loads(self.prediction.read_bytes())
+        old = read_given(self.fixture, self.prediction).prediction_digest
+        change(before)
+        self.prediction.write_bytes(canonical_json(before))
+        new = read_given(self.fixture, self.prediction).prediction_digest
+        for path in self.runs.rglob(RECORD):
+            for name in (RECORD, RECORD_MANIFEST):
+                file = path.with_name(name)
+                file.write_bytes(file.read_bytes().replace(old.encode(), new.encode()))
+            _seal_anew(path.parent, RECORD_MANIFEST)
+
+
+def make_study(
+    root: Path,
+    *,
+    lane_name: str = "twin-hopper",
+    lane: SignatureLane | None = None,
+    replicates: int = 2,
+    pairs: bool = True,
+    one_plan: bool = False,
+) -> Study:
+    """Write a whole study below `root`."""
+    study = Study(root, replicates)
+    fixture = make_fixture(study.fixture, pairs=pairs, one_plan=one_plan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operating_point, "PUBLISHED", LAUNCH)
+        patch.setattr(predict, "lane_facts", lambda _: LaneFacts("test", "hopper", "computed"))
+        document = predict.predict(fixture, lane_name, "published", "stored", fixture.plans)
+    study.runs.mkdir()
+    study.prediction.write_bytes(canonical_json(document))
+    arms = {(a["cell"], a["history"]) for a in document["arms"]}
+    for cell, history, replicate in schedule(replicates):
+        if (cell, history) in arms:
+            run(
+                lane_name=lane_name,
+                lane=lane or SignatureLane(),
+                fixture_folder=study.fixture,
+                prediction_path=study.prediction,
+                cell=cell,
+                history=history,
+                replicate=replicate,
+                out=study.runs / cell / history / f"rep{replicate}",
+                code=CODE,
+            )
+    return study

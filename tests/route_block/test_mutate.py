@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seven mutations are refused for their declared reasons, the unchanged copy is accepted, originals stay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from synthetic import Study
+
+from routeblock.cli import main
+from routeblock.evidence.digest import sha256_file
+from routeblock.route_block import mutate as module
+from routeblock.route_block.mutate import MUTATE
+
+DECLARED = Path(__file__).resolve().parents[2] / "fixtures" / "mutations.json"
+
+
+def _run(study: Study, out: Path, *more: str) -> int:
+    arguments = ["mutate", "--fixture", study.fixture, "--prediction", study.prediction, "--runs", study.runs]
+    rest = ["--replicates", "2", "--declared", DECLARED, "--out", out, *more]
+    return main([str(a) for a in (*arguments, *rest)])
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {str(p): sha256_file(p) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_every_mutation_is_refused_for_its_declared_reason_and_originals_stay(study: Study) -> None:
+    before = _digests(study.runs)
+    out = study.runs / "mutations.json"
+    assert _run(study, out) == 0
+    entries = {e["name"]: e for e in json.loads(out.read_bytes())["mutations"]}
+    assert list(entries) == list(MUTATE)
+    assert all(e["as_declared"] for e in entries.values())
+    assert [n for n, e in entries.items() if not e["found"]] == ["unchanged"]
+    after = _digests(study.runs)
+    new = {str(out), str(out.with_suffix(".manifest.json"))}
+    assert {p: d for p, d in after.items() if p not in new} == before
+
+
+def test_kept_copies_are_whole_and_a_link_to_nothing(study: Study, tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    assert _run(study, tmp_path / "m.json", "--keep", str(keep)) == 0
+    assert sorted(p.name for p in keep.iterdir()) == sorted(MUTATE)
+    assert all(p.stat().st_nlink == 1 for p in keep.rglob("*.safetensors"))
+    assert _run(study, tmp_path / "m.json", "--keep", str(keep)) == 2
+
+
+def test_a_scorer_that_accepts_a_mutation_is_found_out(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("routeblock.route_block.audit._identities", lambda runs: iter(()))
+    assert _run(study, tmp_path / "m.json") == 1
+    expected = "full_k/H1/rep1: mutation identity: nothing found, declared identity_differs\n"
+    assert capsys.readouterr().out == expected
+
+
+def test_runs_that_were_not_sound_are_no_basis(study: Study, tmp_path: Path) -> None:
+    study.edit("cross/H0/rep1", lambda r: r.update(position=0))
+    assert _run(study, tmp_path / "m.json") == 1
+
+
+def test_a_declaration_that_leaves_one_out_is_bad_input(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declared = json.loads(DECLARED.read_bytes())
+    declared["mutations"].pop()
+    path = tmp_path / "declared.json"
+    path.write_text(json.dumps(declared))
+    monkeypatch.setattr("test_mutate.DECLARED", path)
+    assert _run(study, tmp_path / "m.json") == 2
+    assert "one entry for each of route" in capsys.readouterr().err
+
+
+def test_a_missing_run_is_bad_input_and_leaves_nothing(study: Study, tmp_path: Path) -> None:
+    (study.runs / "cross/H0/rep1/record.json").unlink()
+    out = tmp_path / "results"
+    assert _run(study, out / "m.json") == 2
+    assert not out.exists()
+    assert module.MOST_REPLICATES == 2

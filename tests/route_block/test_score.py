@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each reason code is triggered by the damage it is for, and by it alone; what sound runs show is reported rightly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from synthetic import Study
+
+from routeblock.cli import main
+from routeblock.evidence.digest import canonical_json, import_closure, sha256_array
+from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS
+from routeblock.evidence.tensors import load_tensors
+from routeblock.route_block.membership import StoredPlan
+from routeblock.route_block.reasons import Reason
+
+RUN = "cross/H0/rep2"
+OTHER = "0" * 64
+
+
+def _set(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
+    def change(record: dict[str, Any]) -> None:
+        at = record
+        for key in path[:-1]:
+            at = at[key]
+        assert at[path[-1]] != to
+        at[path[-1]] = to
+
+    return change
+
+
+RECORD_EDITS = [
+    (_set("lane", to="twin-ampere"), Reason.WRONG_PLACE),
+    (_set("point", to="auto"), Reason.WRONG_PLACE),
+    (_set("plan_source", to="captured"), Reason.WRONG_PLACE),
+    (_set("history", to="H1"), Reason.WRONG_PLACE),
+    (_set("replicate", to=1), Reason.WRONG_PLACE),
+    (_set("position", to=0), Reason.WRONG_POSITION),
+    (_set("fixture", to=OTHER), Reason.FIXTURE_DIGEST),
+    (_set("prediction", to=OTHER), Reason.PREDICTION_DIGEST),
+    (_set("inputs", "layer", to=OTHER), Reason.INPUT_DIGEST),
+    (_set("inputs", "topk_weights", to=OTHER), Reason.INPUT_DIGEST),
+    (_set("surfaces", "w2", "dtype", to="BF16"), Reason.SURFACE_DTYPE),
+    (_set("surfaces", "final", "shape", to=[18, 64]), Reason.SURFACE_SHAPE),
+    (_set("surfaces", "final", "sha256", to=OTHER), Reason.SURFACE_HASH),
+    (lambda r: r["surfaces"].pop("final"), Reason.TENSOR_SET),
+    (_set("plan", "fingerprint", to=OTHER), Reason.PLAN_DIGEST),
+    (_set("plan", "expert_ids", to=OTHER), Reason.PLAN_DIGEST),
+    (_set("plan", "num_tokens_post_padded", to=40), Reason.PLAN_DIGEST),
+    (_set("treatment", "consumed", "intervention", to="own plan injected"), Reason.TREATMENT_NOT_CONSUMED),
+    (_set("treatment", "consumed", "sorted_token_ids", to=OTHER), Reason.TREATMENT_NOT_CONSUMED),
+    (_set("treatment", "consumed", "prelude", to=True), Reason.TREATMENT_NOT_CONSUMED),
+    (_set("grid", "w2", "launched", to=8), Reason.GRID_NOT_CONSUMED),
+    (_set("identity", "binary", to=OTHER), Reason.IDENTITY_DIFFERS),
+    (_set("identity", "environment", to={"numpy": "1"}), Reason.IDENTITY_DIFFERS),
+    (_set("status", to="modelled"), Reason.IDENTITY_DIFFERS),
+    (_set("status", to="observed"), Reason.WRONG_STATUS),
+]
+
+
+def test_a_sound_study_has_no_finding_and_all_relations_hold(sound: Study) -> None:
+    verdict = sound.judge()
+    assert verdict.findings == []
+    assert [r["status"] for r in verdict.document["relations"]] == ["holds"] * 7
+    assert len(verdict.document["pairs"]) == 91
+    assert all(p["right"] for p in verdict.document["pairs"])
+    changed = [len(p["predicted_rows"]["w13"]) for p in verdict.document["pairs"]]
+    assert 0 in changed and max(changed) > 0 and any(0 < c < 36 for c in changed)
+
+
+def test_relations_that_are_one_computation_are_said_to_hold_by_construction(sound: Study) -> None:
+    basis = {r["number"]: r["basis"] for r in sound.judge().document["relations"]}
+    assert [n for n, b in basis.items() if b == "by construction"] == [2, 3]
+    assert {b for n, b in basis.items() if n not in (2, 3)} == {"computed"}
+
+
+@pytest.mark.parametrize(("change", "reason"), RECORD_EDITS)
+def test_an_edited_record_is_refused(study: Study, change: Callable[[dict[str, Any]], object], reason: Reason) -> None:
+    study.edit(RUN, change)
+    assert study.reasons() == [(RUN, reason)]
+
+
+def test_a_treatment_that_both_markers_agree_on_is_held_against_the_cell(study: Study) -> None:
+    def change(record: dict[str, Any]) -> None:
+        for marker in record["treatment"].values():
+            marker["intervention"] = "own plan injected"
+
+    study.edit(RUN, change)
+    assert study.reasons() == [(RUN, Reason.TREATMENT_NOT_ASKED)]
+
+
+def test_a_pair_that_is_not_the_fixtures_is_refused(study: Study) -> None:
+    def change(record: dict[str, Any]) -> None:
+        for marker in record["treatment"].values():
+            marker["pair"] = [0, 1]
+
+    study.edit("swap_across/H1/rep1", change)
+    assert study.reasons() == [("swap_across/H1/rep1", Reason.TREATMENT_NOT_ASKED)]
+
+
+@pytest.mark.parametrize(("cell", "grid"), [("full_k", 4), ("cross", 3)])
+def test_a_grid_asked_for_and_launched_that_is_not_the_predicted_one_is_refused(
+    study: Study, cell: str, grid: int
+) -> None:
+    study.edit(f"{cell}/H0/rep2", lambda r: r["grid"]["w13"].update(asked=grid, launched=grid))
+    assert study.reasons() == [(f"{cell}/H0/rep2", Reason.GRID_NOT_PREDICTED)]
+
+
+def test_a_source_that_the_seal_contradicts_is_refused(study: Study) -> None:
+    study.edit(RUN, _set("identity", "source", to=OTHER))
+    assert study.reasons() == [(RUN, Reason.BROKEN_SEAL)]
+
+
+def test_a_record_that_was_not_sealed_anew_is_refused(study: Study) -> None:
+    study.edit(RUN, lambda r: None)
+    assert study.reasons() == []
+    study.edit(RUN, _set("position", to=0), seal=False)
+    assert (RUN, Reason.BROKEN_SEAL) in study.reasons()
+
+
+def test_a_run_sealed_with_another_prediction_is_refused(study: Study) -> None:
+    path = study.runs / RUN / RECORD_MANIFEST
+    manifest = json.loads(path.read_bytes())
+    manifest["inputs"] = [e for e in manifest["inputs"] if not e["path"].endswith("prediction.json")]
+    path.write_bytes(canonical_json(manifest))
+    assert study.reasons() == [(RUN, Reason.BROKEN_SEAL)]
+
+
+def test_one_run_gone_and_one_too_many_are_both_named(study: Study) -> None:
+    (study.runs / RUN).rename(study.runs / "cross/H0/rep3")
+    assert study.reasons() == [(RUN, Reason.MISSING_RUN), ("cross/H0/rep3", Reason.EXTRA_RUN)]
+
+
+def test_a_record_in_a_place_of_no_cell_is_named(study: Study) -> None:
+    (study.runs / "elsewhere").mkdir()
+    (study.runs / "elsewhere" / RECORD).write_bytes(b"{}")
+    assert study.reasons() == [("elsewhere", Reason.EXTRA_RUN)]
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"cell":1}', b"[[[["])
+def test_a_malformed_record_is_refused(study: Study, data: bytes) -> None:
+    (study.runs / RUN / RECORD).write_bytes(data)
+    assert study.reasons() == [(RUN, Reason.UNREADABLE_RECORD)]
+
+
+def test_a_record_with_a_key_twice_is_refused(study: Study) -> None:
+    path = study.runs / RUN / RECORD
+    path.write_bytes(path.read_bytes().replace(b'{"cell"', b'{"cell":"native","cell"', 1))
+    assert study.reasons() == [(RUN, Reason.UNREADABLE_RECORD)]
+
+
+def test_truncated_tensors_are_refused(study: Study) -> None:
+    path = study.runs / RUN / TENSORS
+    path.write_bytes(path.read_bytes()[:-1])
+    assert study.reasons() == [(RUN, Reason.BROKEN_SEAL), (RUN, Reason.UNREADABLE_TENSORS)]
+
+
+def _flip(tensors: dict[str, Any]) -> None:
+    tensors["w13"].view(np.uint16)[3, 5] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_flip, Reason.SURFACE_HASH),
+        (lambda t: t.update(final=t["final"].astype(np.float32)), Reason.SURFACE_DTYPE),
+        (lambda t: t.update(final=t["final"].reshape(9, -1)), Reason.SURFACE_SHAPE),
+        (lambda t: t.update(more=t["final"]), Reason.TENSOR_SET),
+        (lambda t: t.pop("w2"), Reason.TENSOR_SET),
+    ],
+)
+def test_changed_tensors_are_refused(study: Study, change: Callable[[Any], object], reason: Reason) -> None:
+    study.edit_tensors(RUN, change)
+    assert study.reasons() == [(RUN, reason)]
+
+
+def test_a_flipped_bit_with_its_hash_stated_anew_differs_from_the_other_replicates(study: Study) -> None:
+    study.edit_tensors(RUN, _flip)
+    digest = sha256_array(load_tensors(study.runs / RUN / TENSORS)["w13"])
+    study.edit(RUN, _set("surfaces", "w13", "sha256", to=digest))
+    assert study.reasons() == [(RUN, Reason.REPLICATES_DIFFER)]
+
+
+def _follow(study: Study, run: str) -> None:
+    """State every digest of the stored plan anew, as a forger would."""
+    tensors = load_tensors(study.runs / run / TENSORS)
+    plan = StoredPlan(tensors["sorted_token_ids"], tensors["expert_ids"], 8, 36)
+
+    def change(record: dict[str, Any]) -> None:
+        record["plan"]["fingerprint"] = plan.fingerprint
+        record["plan"]["sorted_token_ids"], record["plan"]["expert_ids"] = plan.digests
+        for marker in record["treatment"].values():
+            marker["sorted_token_ids"] = plan.digests[0]
+
+    study.edit(run, change)
+
+
+def _slots(*at: int, to: Callable[[list[int]], list[int]]) -> Callable[[dict[str, Any]], None]:
+    def change(tensors: dict[str, Any]) -> None:
+        ids = tensors["sorted_token_ids"]
+        ids[list(at)] = to([int(i) for i in ids[list(at)]])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_slots(0, 8, to=lambda x: x[::-1]), Reason.ROUTE_MEMBERSHIP),
+        (_slots(0, 1, to=lambda x: x[::-1]), Reason.SLOT_ORDER),
+        (_slots(0, 16, to=lambda x: x[::-1]), Reason.EXPERT_BLOCK),
+        (_slots(0, 1, to=lambda x: [x[0], x[0]]), Reason.ILLEGAL_PLAN),
+        (_slots(0, to=lambda x: [36]), Reason.ILLEGAL_PLAN),
+        (_slots(0, to=lambda x: [-1]), Reason.ILLEGAL_PLAN),
+        (_slots(0, to=lambda x: [99]), Reason.ILLEGAL_PLAN),
+        (_slots(20, 21, to=lambda x: x[::-1]), Reason.ILLEGAL_PLAN),
+        (lambda t: t.update(expert_ids=t["expert_ids"] + np.int32(1)), Reason.EXPERT_BLOCK),
+        (lambda t: t.update(expert_ids=t["expert_ids"].astype(np.int64)), Reason.ILLEGAL_PLAN),
+        (lambda t: t.update(expert_ids=t["expert_ids"][:-1].copy()), Reason.ILLEGAL_PLAN),
+    ],
+)
+def test_a_forged_plan_is_refused(study: Study, change: Callable[[Any], object], reason: Reason) -> None:
+    study.edit_tensors(RUN, change)
+    _follow(study, RUN)
+    assert study.reasons() == [(RUN, reason)]
+
+
+def test_on_a_twin_the_native_plan_is_the_stored_one(study: Study) -> None:
+    study.edit_tensors("native/H0/rep1", _slots(0, 8, to=lambda x: x[::-1]))
+    _follow(study, "native/H0/rep1")
+    assert ("native/H0/rep1", Reason.ROUTE_MEMBERSHIP) in study.reasons()
+
+
+def _pair(document: dict[str, Any], first: list[str], second: list[str]) -> dict[str, Any]:
+    return next(p for p in document["pairs"] if (p["first"], p["second"]) == (first, second))
+
+
+def _too_narrow(document: dict[str, Any]) -> None:
+    pair = _pair(document, ["native", "H0"], ["native", "H1"])
+    pair["rows"]["w13"] = pair["rows"]["w13"][:1]
+
+
+def _must_coincide(document: dict[str, Any]) -> None:
+    pair = _pair(document, ["native", "H0"], ["native", "H1"])
+    pair["rows"]["final"], pair["must_coincide"] = [], ["final"]
+
+
+@pytest.mark.parametrize("change", [_too_narrow, _must_coincide])
+def test_a_prediction_that_misses_a_changed_row_is_wrong(study: Study, change: Callable[[Any], object]) -> None:
+    study.edit_prediction(change)
+    assert study.reasons() == [("native/H0 and native/H1", Reason.PREDICTION_WRONG)]
+
+
+def _swapped_arms(document: dict[str, Any]) -> None:
+    a, b = document["arms"][:2]
+    a["fingerprint"], b["fingerprint"] = b["fingerprint"], a["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_set("fixture", to=OTHER), Reason.PREDICTION_MISMATCH),
+        (lambda d: d["plans"].update(H1=d["plans"]["H0"]), Reason.PREDICTION_MISMATCH),
+        (_swapped_arms, Reason.PREDICTION_MISMATCH),
+        (lambda d: d["arms"][0]["launches"]["w13"].__setitem__(2, 3), Reason.PREDICTION_MISMATCH),
+        (lambda d: d["pairs"][0].update(must_coincide=["w13"]), Reason.PREDICTION_MISMATCH),
+        (lambda d: d["pairs"].pop(), Reason.PREDICTION_INCOMPLETE),
+        (lambda d: d["pairs"].append(d["pairs"][0]), Reason.PREDICTION_INCOMPLETE),
+        (lambda d: d["arms"].pop(), Reason.PREDICTION_INCOMPLETE),
+    ],
+)
+def test_a_prediction_that_contradicts_fixture_or_itself_is_refused(
+    study: Study, change: Callable[[Any], object], reason: Reason
+) -> None:
+    study.edit_prediction(change)
+    assert set(study.reasons()) == {("prediction.json", reason)}
+
+
+@pytest.mark.parametrize("pair", [[0, 0], [0, 99], [0, 1]])
+@pytest.mark.parametrize("source", ["stored", "captured"])
+def test_an_exchange_pair_that_is_none_is_refused(study: Study, pair: list[int], source: str) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["exchange"]["within"], document["plan_source"] = pair, source
+
+    study.edit_prediction(change)
+    found = [f for f in study.judge().findings if f.run == "prediction.json" and "pair within" in f.detail]
+    assert {f.reason for f in found} == {Reason.PREDICTION_MISMATCH}
+
+
+def test_a_within_pair_that_stands_across_a_boundary_is_refused(study: Study) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["exchange"]["within"] = document["exchange"]["across"]
+
+    study.edit_prediction(change)
+    details = [f.detail for f in study.judge().findings if f.run == "prediction.json"]
+    assert details[0] == "exchange pairs are not the fixture's"
+    assert "stands in blocks [3, 4] under H0" in details[1] and "[4, 3] under H1" in details[2]
+
+
+def test_a_full_k_grid_that_splits_tiles_is_refused(study: Study) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["full_k_grid"] = 4
+        for arm in document["arms"]:
+            if arm["cell"] == "full_k":
+                arm["launches"] = {gemm: [64, 128, 4] for gemm in arm["launches"]}
+
+    study.edit_prediction(change)
+    for history in ("H0", "H1"):
+        for n in (1, 2):
+            grids = {g: {"asked": 4, "launched": 4, "thread_k": 64, "thread_n": 128} for g in ("w13", "w2")}
+            study.edit(f"full_k/{history}/rep{n}", lambda r, grids=grids: r.update(grid=grids))
+    assert study.reasons() == [("prediction.json", Reason.FULL_K_SPLIT)]
+
+
+def test_a_relation_that_fails_on_a_twin_is_a_finding(study: Study) -> None:
+    """Both replicates of full_k/H1 say other bits, consistently, and the prediction allows it: relation 6 is left."""
+
+    def allow(document: dict[str, Any]) -> None:
+        for pair in document["pairs"]:
+            if ["full_k", "H1"] in (pair["first"], pair["second"]):
+                pair["rows"] = {s: list(range(18 if s == "final" else 36)) for s in pair["rows"]}
+                pair["must_coincide"] = []
+
+    study.edit_prediction(allow)
+    for n in (1, 2):
+        run = f"full_k/H1/rep{n}"
+        study.edit_tensors(run, _flip)
+        digest = sha256_array(load_tensors(study.runs / run / TENSORS)["w13"])
+        study.edit(run, _set("surfaces", "w13", "sha256", to=digest))
+    assert study.reasons() == [("relation 6", Reason.RELATION_FAILED)]
+
+
+def test_no_reason_code_is_without_a_test() -> None:
+    text = Path(__file__).read_text()
+    assert [r for r in Reason if f"Reason.{r.name}" not in text] == []
+
+
+def test_the_scorer_shares_no_plan_or_prediction_code_with_the_runs() -> None:
+    closure = import_closure(["routeblock.route_block.score", "routeblock.route_block.mutate"])
+    others = [m for m in closure if m.startswith(("routeblock.moe.", "routeblock.twin.", "routeblock.cuda."))]
+    assert others == []
+    assert not {f"routeblock.route_block.{m}" for m in ("run", "predict", "cells", "fixture")} & set(closure)
+
+
+def test_score_writes_a_sealed_verdict_and_exits_1_with_one_line(
+    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def score(out: str) -> int:
+        arguments = ["score", "--fixture", study.fixture, "--prediction", study.prediction, "--runs", study.runs]
+        return main([*map(str, arguments), "--replicates", "2", "--out", str(tmp_path / out)])
+
+    assert score("first.json") == 0
+    assert score("again.json") == 0
+    assert (tmp_path / "first.json").read_bytes() == (tmp_path / "again.json").read_bytes()
+    assert (tmp_path / "first.manifest.json").is_file()
+    capsys.readouterr()
+    study.edit(RUN, _set("position", to=0))
+    study.edit("native/H0/rep1", _set("lane", to="cuda"))
+    assert score("wrong.json") == 1
+    line = capsys.readouterr().out
+    assert line.startswith("native/H0/rep1: wrong_place: ") and line.count("\n") == 1 and "1 more" in line
+    document = json.loads((tmp_path / "wrong.json").read_bytes())
+    assert not document["sound"] and document["relations"] == [] and len(document["findings"]) == 2
+
+
+def test_a_fixture_whose_files_changed_is_bad_input(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    path = study.fixture / "inputs.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    arguments = ["score", "--fixture", study.fixture, "--prediction", study.prediction, "--runs", study.runs]
+    assert main([*map(str, arguments), "--out", str(study.runs / "score.json")]) == 2
+    assert "inputs.safetensors: its SHA-256 is" in capsys.readouterr().err
+    assert not (study.runs / "score.json").exists()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables say per lane what is modelled, computed or observed, and put measured beside published with the right word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from synthetic import CODE, Study
+
+from routeblock import workflow
+from routeblock.cli import main
+from routeblock.errors import InputError
+from routeblock.evidence.digest import sha256_file
+from routeblock.route_block import published_geometry
+from routeblock.route_block.score import score
+from routeblock.route_block.tables import TABLES, write
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "fixtures" / "published" / "route_block.json"
+
+
+@pytest.fixture(scope="module")
+def scored(sound: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("scored") / "score.json"
+    score(fixture=sound.fixture, prediction=sound.prediction, runs=sound.runs, replicates=2, out=out, code=CODE)
+    return out
+
+
+def _rows(name: str, out: Path, *sources: Path) -> list[dict[str, Any]]:
+    write(name, sources, PUBLISHED, out, code=CODE)
+    rows: list[dict[str, Any]] = pq.read_table(out / f"{name}.parquet").to_pylist()
+    return rows
+
+
+def test_the_workflow_has_a_rule_for_every_table() -> None:
+    assert list(TABLES) == list(workflow.TABLES)
+
+
+def test_equal_bits_share_a_letter(scored: Path, tmp_path: Path) -> None:
+    rows = {(r["cell"], r["history"]): r for r in _rows("trajectories", tmp_path, scored)}
+    assert len(rows) == 14
+    letters = {arm: r["final"] for arm, r in rows.items()}
+    assert letters["native", "H0"] == letters["replay", "H0"] == letters["cross", "H1"] == letters["swap_across", "H1"]
+    assert letters["native", "H1"] == letters["swap_within", "H1"] == letters["cross", "H0"]
+    assert len({letters[arm] for arm in (("native", "H0"), ("native", "H1"), ("canonical", "H0"))}) == 3
+    assert rows["full_k", "H0"]["w13"] == rows["full_k", "H1"]["w13"]
+    assert rows["full_k", "H0"]["w13_grid"] == 3
+    assert {len(r["w13_sha256"]) for r in rows.values()} == {64}
+
+
+def test_relations_say_on_what_they_rest(scored: Path, tmp_path: Path) -> None:
+    rows = _rows("relations", tmp_path, scored)
+    assert [r["number"] for r in rows] == list(range(1, 8))
+    assert rows[1]["basis"] == "by construction" and rows[4]["basis"] == "computed"
+    assert {r["arithmetic"] for r in rows} == {"computed"}
+    assert rows[0]["compared"] == "native/H0 != native/H1 on w13 activation w2 final"
+
+
+def test_what_depends_on_the_checkpoint_is_not_called_reproduced(scored: Path, tmp_path: Path) -> None:
+    rows = _rows("differences", tmp_path, scored)
+    assert {r["comparison"] for r in rows if r["quantity"].startswith("relation")} == {"holds on another fixture"}
+    assert {r["comparison"] for r in rows if "SHA-256" in r["quantity"]} == {"not comparable", "form not published"}
+    assert [r["surface"] for r in rows if r["comparison"] == "inconsistent in source"] == ["activation"]
+    assert "reproduced" not in {r["comparison"] for r in rows}
+    elements = next(r for r in rows if r["quantity"] == "elements that differ" and r["surface"] == "w13")
+    assert elements["published_number"] == 7.0 and elements["measured_number"] > 0
+
+
+def test_geometry_is_reproduced_only_where_it_is_published(sound: Study, tmp_path: Path) -> None:
+    (row,) = _rows("geometry", tmp_path, sound.fixture / "fixture.json")
+    assert (row["published"], row["found"], row["status"]) == ("168", "36", "differs")
+
+
+def test_every_published_fact_is_one_that_the_fixture_checks() -> None:
+    told = json.loads(PUBLISHED.read_bytes())["geometry"]
+    code = Path(published_geometry.__file__).read_text()
+    assert [fact for fact in told if f'"{fact}"' not in code] == []
+
+
+def test_the_same_documents_give_the_same_bytes(scored: Path, tmp_path: Path) -> None:
+    for name in ("trajectories", "relations", "differences"):
+        for out in ("a", "b"):
+            write(name, [scored, scored], PUBLISHED, tmp_path / out, code=CODE)
+    digests = [{p.name: sha256_file(p) for p in (tmp_path / out).iterdir() if "manifest" not in p.name} for out in "ab"]
+    assert digests[0] == digests[1] and len(digests[0]) == 9
+
+
+def test_runs_that_are_not_sound_make_no_table(study: Study, tmp_path: Path) -> None:
+    study.edit("cross/H0/rep1", lambda r: r.update(position=0))
+    out = tmp_path / "score.json"
+    score(fixture=study.fixture, prediction=study.prediction, runs=study.runs, replicates=2, out=out, code=CODE)
+    with pytest.raises(InputError, match="not sound"):
+        write("relations", [out], PUBLISHED, tmp_path, code=CODE)
+
+
+def test_an_unknown_table_and_a_wrong_document_are_bad_input(scored: Path, tmp_path: Path) -> None:
+    for name in ("nothing", "mutations"):
+        arguments = ["table", name, "--from", str(scored), "--published", str(PUBLISHED), "--out", str(tmp_path)]
+        assert main(arguments) == 2
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the workflow runs for study B, lane by lane."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from checkout import ROOT, Checkout
+
+from routeblock.grouped_schedule import record, wiring
+
+TABLES = [(f"table_{name}", {}) for name in wiring.TABLES]
+AFTER = sorted([("bundle", {}), ("statistics", {}), ("validate_timings", {}), *TABLES])
+RECORDED = "fixtures/recorded/grouped_schedule/h200"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    root = tmp_path / "checkout"
+    root.mkdir()
+    made = Checkout.fresh(root)
+    for name in ("protocols", "published"):
+        shutil.copytree(ROOT / "fixtures" / name, made.root / "fixtures" / name, dirs_exist_ok=True)
+    shutil.rmtree(made.root / "fixtures/recorded", ignore_errors=True)
+    return made
+
+
+def lanes(checkout: Checkout, *names: str) -> None:
+    text = (checkout.root / "config.yaml").read_text()
+    line = next(x for x in text.split("grouped_schedule:")[1].splitlines() if x.strip().startswith("lanes:"))
+    checkout.edit("config.yaml", line, f"  lanes: [{', '.join(names)}]")
+
+
+def test_a_cpu_has_a_sweep_and_a_confirmation(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes(checkout, "cpu")
+    device = {"lane": "cpu", "device": "cpu0"}
+    runs = [("confirmation", device), ("sweep", device)]
+    assert checkout.would_run(monkeypatch, "bundle") == sorted(runs + AFTER, key=repr)
+
+
+def test_recorded_gpus_are_proved_one_by_one(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes(checkout, "recorded-h200")
+    for device in ("gpu0", "gpu1"):
+        for kind in ("sweep", "confirmation", "beyond"):
+            folder = checkout.root / RECORDED / device / kind
+            folder.mkdir(parents=True)
+            for name in record.FILES:
+                (folder / name).touch()
+    jobs = checkout.would_run(monkeypatch, "bundle")
+    proved = [wildcards for rule, wildcards in jobs if rule == "recorded"]
+    assert len(proved) == 6 and {w["device"] for w in proved} == {"gpu0", "gpu1"}
+    assert {rule for rule, _ in jobs} == {"recorded", *(rule for rule, _ in AFTER)}
+
+
+def test_a_kernel_is_built_for_the_named_architecture(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = checkout.would_run(monkeypatch, "results/build/sm_70/q6k_schedules.cubin")
+    assert jobs == [("build_kernels", {"arch": "sm_70"})]

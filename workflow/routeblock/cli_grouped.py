@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of study B: kernels, sweep, confirmation, statistics, their validation, tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[Path, typer.Option(help="Folder to write to.")]
+ProtocolFile = Annotated[Path, typer.Option("--protocol", help="The committed protocol.")]
+Records = Annotated[list[Path], typer.Option("--record", help="A folder of a sweep or confirmation; repeat it.")]
+Device = Annotated[str, typer.Option(help="cpu0, or gpu0, gpu1, ... as the driver counts them.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of lane cpu.")]
+Cubin = Annotated[Path | None, typer.Option(help="A cubin of q6k_schedules for lane cuda.")]
+
+PROTOCOL = Path("fixtures/protocols/grouped_schedule.json")
+
+
+def build_kernels(
+    out: Out,
+    arch: Annotated[str, typer.Option(help="A real architecture, such as sm_90.")],
+    nvrtc: Annotated[
+        list[Path] | None, typer.Option(help="An NVRTC library; repeat it. Default: those of this environment.")
+    ] = None,
+) -> None:
+    """Compile the CUDA sources with NVRTC; needs no GPU. A cubin's SHA-256 is its binary identity."""
+    from routeblock.cuda.build import build
+    from routeblock.workflow import code
+
+    build(out, arch, libraries=nvrtc, code=code("build_kernels"))
+
+
+def sweep(
+    out: Out, device: Device, protocol: ProtocolFile = PROTOCOL, cubin: Cubin = None, threads: Threads = 2
+) -> None:
+    """Compare and time every schedule at every shape on one device, with A/A floors and the serial prototype."""
+    _record("sweep", out, device, protocol, cubin, threads)
+
+
+def confirm(
+    out: Out, device: Device, protocol: ProtocolFile = PROTOCOL, cubin: Cubin = None, threads: Threads = 2
+) -> None:
+    """The schedule fixed in the protocol against the control, alternating, on fresh data, with A/A beside."""
+    _record("confirmation", out, device, protocol, cubin, threads)
+
+
+def beyond(out: Out, device: Device, cubin: Cubin, protocol: ProtocolFile = PROTOCOL) -> None:
+    """Further campaigns on one GPU: L2 ratio, cold L2, warps in a block, launches one by one."""
+    _record("beyond", out, device, protocol, cubin, 1)
+
+
+def sanitize(
+    out: Out,
+    device: Device,
+    cubin: Annotated[Path, typer.Option(help="A cubin of q6k_schedules.")],
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Run memcheck, synccheck and racecheck over hostile jobs. Exits 1 on a finding; refusals are recorded."""
+    from routeblock.grouped_schedule import sanitizer
+    from routeblock.workflow import code
+
+    reports = sanitizer.write(out, device, cubin, protocol, code=code("sanitizer"))
+    for report in reports:
+        print(f"{report.tool}: {report.outcome}")
+    if any(report.outcome is sanitizer.Outcome.FOUND for report in reports):
+        raise typer.Exit(1)
+
+
+def record_gpus(
+    out: Out,
+    protocol: ProtocolFile = PROTOCOL,
+    sanitizer: Annotated[bool, typer.Option(help="Run compute-sanitizer too.")] = True,
+) -> None:
+    """Record every GPU of this machine without Snakemake: kernels, sweep, confirmation, the rest, one archive."""
+    from routeblock.grouped_schedule import record_gpus
+
+    print(record_gpus.run(out, protocol, sanitizer=sanitizer))
+
+
+def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | None, threads: int) -> None:
+    from routeblock.grouped_schedule import lanes
+    from routeblock.workflow import code
+
+    lanes.run(rule, out, device, protocol, cubin=cubin, threads=threads, code=code(rule))
+
+
+def recorded(
+    out: Out,
+    source: Annotated[Path, typer.Option(help="A committed record.")],
+    lane: Annotated[str, typer.Option(help="The lane that it becomes.")] = "recorded-h200",
+    protocol: ProtocolFile = PROTOCOL,
+    threads: Threads = 2,
+) -> None:
+    """Prove a committed GPU record again on this CPU: fixtures and output bits. Exits 1 if something differs."""
+    from routeblock.grouped_schedule import protocol as protocols
+    from routeblock.grouped_schedule import reprove
+    from routeblock.workflow import code
+
+    plan = protocols.load(protocol)
+    wrong = reprove.write(out, source, lane, plan, threads=threads, inputs=[protocol], code=code("recorded"))
+    _report(wrong, "every fixture and every output has the recorded bits")
+
+
+def grouped_bundle(
+    out: Out,
+    source: Annotated[list[Path], typer.Option(help="A file or folder to pack; repeat it.")],
+) -> None:
+    """Pack study B's evidence into one archive whose bytes depend on the files alone."""
+    from routeblock.grouped_schedule import bundle
+    from routeblock.workflow import code
+
+    bundle.write(out, source, code=code("bundle"))
+
+
+def statistics(
+    out: Out,
+    record: Records,
+    minimum_effect: Annotated[float, typer.Option(help="The smallest change that matters, as a fraction.")],
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Changes with intervals and verdicts from raw batches. Exits 1 if the protocol's counts are not reached."""
+    from routeblock.grouped_schedule import protocol as protocols
+    from routeblock.grouped_schedule import statistics as study
+    from routeblock.workflow import code
+
+    wrong = study.write(
+        out,
+        record,
+        protocols.load(protocol),
+        minimum_effect=minimum_effect,
+        inputs=[protocol],
+        code=code("statistics"),
+    )
+    _report(wrong, "every device reaches the protocol's counts")
+
+
+def validate_timings(
+    out: Out,
+    record: Records,
+    statistics: Annotated[Path, typer.Option(help="The statistics.json to recompute.")],
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Recompute all statistics with code of its own. Exits 1 unless every value is exactly equal."""
+    from routeblock.grouped_schedule import validate
+    from routeblock.workflow import code
+
+    number, wrong = validate.write(out, statistics, record, protocol, code=code("validate_timings"))
+    _report(wrong, f"{number} comparisons recomputed, all exactly equal")
+
+
+def grouped_table(
+    name: Annotated[str, typer.Argument(help="confirmation, discovery, beyond_study, cardinalities or positions.")],
+    out: Out,
+    record: Records,
+    statistics: Annotated[Path, typer.Option(help="The statistics.json.")],
+    published: Annotated[Path, typer.Option(help="The published numbers.")] = Path(
+        "fixtures/published/grouped_schedule.json"
+    ),
+) -> None:
+    """Write one table of study B as .parquet, .csv and .md."""
+    from routeblock.grouped_schedule import tables
+    from routeblock.workflow import code
+
+    tables.write(name, out, statistics, record, published, code=code(f"table_{name}"))
+
+
+def _report(wrong: list[str], otherwise: str) -> None:
+    for line in wrong:
+        print(line)
+    if wrong:
+        raise typer.Exit(1)
+    print(otherwise)
+
+
+COMMANDS = (
+    build_kernels,
+    sweep,
+    confirm,
+    beyond,
+    sanitize,
+    record_gpus,
+    recorded,
+    statistics,
+    validate_timings,
+    grouped_table,
+    grouped_bundle,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for command in COMMANDS:
+        app.command()(command)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a device's name to its backend, and from a rule to its stages."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from routeblock.errors import InputError
+from routeblock.grouped_schedule import campaigns, protocol, record
+from routeblock.grouped_schedule.campaigns import Mode, Stage
+from routeblock.grouped_schedule.measure import Backend
+
+
+def _backend(device: str, cubin: Path | None, threads: int, plan: protocol.Protocol) -> tuple[Backend, int | None]:
+    """The backend of `device`, and its L2 in bytes where it is a GPU."""
+    match = re.fullmatch(r"(cpu|gpu)(\d+)", device)
+    if match is None or (match[1] == "cpu" and match[2] != "0"):
+        raise InputError(f"device {device!r}", where="--device", limit="cpu0, or gpu0, gpu1, ...", way_out="name one")
+    # Each lane needs packages that the other's machine may lack.
+    if match[1] == "cpu":
+        from routeblock.grouped_schedule.cpu_backend import CpuBackend
+
+        return CpuBackend(device, threads), None
+    if cubin is None:
+        raise InputError(
+            "no cubin",
+            where=device,
+            limit="lane cuda launches a cubin",
+            way_out="routeblock build-kernels, then --cubin",
+        )
+    from routeblock.grouped_schedule.cuda_backend import CudaBackend
+
+    gpu = CudaBackend(device, int(match[2]), cubin, plan)
+    return gpu, gpu.l2_bytes
+
+
+def _stages(rule: str, plan: protocol.Protocol, l2_bytes: int | None) -> Iterable[Stage]:
+    mode = Mode.CALL if l2_bytes is None else Mode(plan.timing.cuda.mode)
+    warps = 0 if l2_bytes is None else plan.timing.cuda.warps_per_block
+    if rule == "sweep":
+        return campaigns.sweep(plan, mode, warps)
+    if rule == "confirmation":
+        return campaigns.confirmation(plan, mode, warps)
+    if l2_bytes is None:
+        raise InputError("lane cpu", where=rule, limit="it needs a GPU", way_out="name gpu0")
+    return campaigns.beyond(plan, l2_bytes, mode, warps)
+
+
+def run(
+    rule: str, out: Path, device: str, protocol_file: Path, *, cubin: Path | None, threads: int, code: str
+) -> record.Recorded:
+    """Run `rule` (sweep, confirmation, beyond) on `device` and write its folder. Raises InputError on bad input."""
+    plan = protocol.load(protocol_file)
+    backend, l2_bytes = _backend(device, cubin, threads, plan)
+    inputs = [protocol_file, *([cubin] if cubin else [])]
+    stages = _stages(rule, plan, l2_bytes)
+    return record.write(out, backend, stages, plan, rule=rule, inputs=inputs, code=code, progress=_tell)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

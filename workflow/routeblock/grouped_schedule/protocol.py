@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The committed protocol of study B: what is timed, in which order, and by which rules a batch is accepted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from routeblock.errors import InputError
+from routeblock.evidence.digest import sha256_json
+from routeblock.grouped_schedule.arms import BY_NAME, Family, Scope
+
+T = TypeVar("T")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FamilyPlan(_Strict):
+    """One family of fixtures and the arms compared in it; changes are against `baseline`."""
+
+    name: Family
+    slots: tuple[int, ...]
+    pools: tuple[int, ...]
+    baseline: str
+    arms: tuple[str, ...]
+
+
+class Shape(_Strict):
+    slots: int
+    pool: int
+
+
+class SweepPlan(_Strict):
+    seed: int
+    order: str
+
+
+class ConfirmationPlan(SweepPlan):
+    family: Family
+    candidate: str
+    control: str
+    shapes: tuple[Shape, ...]
+
+
+class PrototypePlan(_Strict):
+    candidate: str
+    control: str
+    shapes: tuple[Shape, ...]
+
+
+class CudaTiming(_Strict):
+    launches: int
+    warmups: int
+    warps_per_block: int
+    mode: Literal["graph", "stream"]
+
+
+class CpuTiming(_Strict):
+    launches: int
+    warmups_per_shape: int
+
+
+class Timing(_Strict):
+    cuda: CudaTiming
+    cpu: CpuTiming
+
+
+class Acceptance(_Strict):
+    attempts: int
+    throttle_reasons: tuple[str, ...]
+    reject: dict[Literal["throttled", "other_process", "incorrect"], str]
+    rule: str
+
+
+class Bootstrap(_Strict):
+    seed: int
+    resamples: int
+    confidence: float
+
+
+class Expected(_Strict):
+    """The counts of one device; a run that does not reach them is not a sweep or a confirmation."""
+
+    sweep_comparisons: int
+    sweep_batches: int
+    confirmation_comparisons: int
+    confirmation_batches: int
+
+
+class Protocol(_Strict):
+    """The whole protocol. `minimum_effect` points at the setting: the size that matters is the user's to say."""
+
+    name: Literal["grouped_schedule"]
+    version: int
+    rows: int
+    cols: int
+    sentinels: int
+    rows_checked_per_job: int
+    families: tuple[FamilyPlan, ...]
+    scopes: tuple[Scope, ...]
+    repetitions: int
+    sweep: SweepPlan
+    confirmation: ConfirmationPlan
+    serial_prototype: PrototypePlan
+    timing: Timing
+    acceptance: Acceptance
+    bootstrap: Bootstrap
+    minimum_effect: str
+    expected_per_device: Expected
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON: what a confirmation carries."""
+        return sha256_json(self.model_dump(mode="json"))
+
+    def family(self, name: Family) -> FamilyPlan:
+        return next(f for f in self.families if f.name is name)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fixture's shape: family, job slots, pool bound, and the weight matrix of an expert."""
+
+    family: Family
+    slots: int
+    pool: int
+    rows: int
+    cols: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.family} {self.slots}/{self.pool}, {self.rows} x {self.cols}"
+
+
+def load(path: Path) -> Protocol:
+    """Read a protocol. Raises InputError if it cannot be read, has unknown keys, or names an unknown arm."""
+    try:
+        protocol = Protocol.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as e:
+        detail = e.errors()[0] if isinstance(e, ValidationError) else None
+        what = f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail else str(e)
+        raise InputError(
+            f"not a protocol: {what}",
+            where=str(path),
+            limit="the fields of Protocol and no others are allowed",
+            way_out="start from fixtures/protocols/grouped_schedule.json",
+        ) from e
+    named = {protocol.confirmation.candidate, protocol.confirmation.control, protocol.serial_prototype.candidate}
+    for arm in sorted(named.union(*(f.arms for f in protocol.families))):
+        if arm not in BY_NAME:
+            raise InputError(
+                f"no arm is called {arm!r}",
+                where=str(path),
+                limit=f"known arms are {', '.join(BY_NAME)}",
+                way_out="name one of them",
+            )
+    return protocol
+
+
+def cells(protocol: Protocol) -> Iterator[Cell]:
+    """The shapes of the sweep, family by family."""
+    for family in protocol.families:
+        for slots in family.slots:
+            for pool in family.pools:
+                yield Cell(family.name, slots, pool, protocol.rows, protocol.cols)
+
+
+def rotated(arms: tuple[T, ...], repetition: int) -> tuple[T, ...]:
+    """The order of arms in one repetition of the sweep: rotated by it, and reversed if it is odd.
+
+    Not balanced over positions (with six arms an arm sees only half of them); the source's was not either, so batches
+    keep their position and a table shows it.
+    """
+    start = repetition % len(arms)
+    order = arms[start:] + arms[:start]
+    return order[::-1] if repetition % 2 else order

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes and intervals of every comparison in the raw batches, with the A/A floor beside."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from routeblock import stats
+from routeblock.errors import InputError
+from routeblock.evidence.chain import seal
+from routeblock.evidence.digest import canonical_json
+from routeblock.evidence.files import atomic_file
+from routeblock.grouped_schedule import record
+from routeblock.grouped_schedule.batches import Batch
+from routeblock.grouped_schedule.campaigns import Campaign
+from routeblock.grouped_schedule.protocol import Bootstrap, Protocol
+
+FLOOR_OF = {
+    Campaign.SWEEP: Campaign.SWEEP_FLOOR,
+    Campaign.CONFIRMATION: Campaign.CONFIRMATION_FLOOR,
+    Campaign.SERIAL_PROTOTYPE: Campaign.SWEEP_FLOOR,
+}
+_KEY = (
+    "lane",
+    "device",
+    "campaign",
+    "family",
+    "slots",
+    "pool",
+    "rows",
+    "cols",
+    "warps",
+    "mode",
+    "scope",
+    "baseline",
+    "series",
+    "arm",
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One series against the baseline of its stage: times in microseconds, changes as fractions.
+
+    `floor_*` is the same estimate for the baseline against itself at this shape and scope, where it was measured.
+    """
+
+    lane: str
+    device: str
+    campaign: str
+    family: str
+    slots: int
+    pool: int
+    rows: int
+    cols: int
+    warps: int
+    mode: str
+    scope: str
+    baseline: str
+    series: str
+    arm: str
+    n: int
+    baseline_us: float
+    candidate_us: float
+    change: float
+    low: float
+    high: float
+    verdict: str
+    floor_change: float | None = None
+    floor_low: float | None = None
+    floor_high: float | None = None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One comparison's accepted times: `key` the values of `_KEY`; candidate and baseline in us."""
+
+    key: tuple[Any, ...]
+    repetitions: list[int]
+    candidate_us: list[float]
+    baseline_us: list[float]
+
+
+def paired(batches: Iterable[Batch]) -> list[Pairs]:
+    """Every comparison's pairs, in the order of their first batch. Rejected batches take no part.
+
+    A repetition counts where both sides have an accepted batch. Raises InputError if one has two of a kind.
+    """
+    times: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
+    for batch in batches:
+        if batch.accepted:
+            key = tuple(getattr(batch, name) for name in _KEY)
+            if batch.repetition in times[key]:
+                raise InputError(
+                    f"repetition {batch.repetition} of {batch.series} was accepted twice",
+                    where=f"{batch.lane}/{batch.device} {batch.campaign}",
+                    limit="one accepted batch for a repetition, series and scope",
+                    way_out="give each record once",
+                )
+            times[key][batch.repetition] = batch.time_us
+    baselines = {k[:-2]: v for k, v in times.items() if k[-2] == k[-3]}
+    found = []
+    for key, candidate in times.items():
+        baseline = baselines.get(key[:-2], {})
+        common = sorted(candidate.keys() & baseline.keys())
+        if key[-2] != key[-3] and common:
+            found.append(Pairs(key, common, [candidate[r] for r in common], [baseline[r] for r in common]))
+    return found
+
+
+def comparisons(pairs: Iterable[Pairs], bootstrap: Bootstrap, minimum_effect: float) -> list[Comparison]:
+    """The estimate of every comparison, with its floor beside."""
+    found = []
+    for each in pairs:
+        change = stats.paired_change(
+            each.candidate_us,
+            each.baseline_us,
+            seed=bootstrap.seed,
+            resamples=bootstrap.resamples,
+            confidence=bootstrap.confidence,
+        )
+        verdict = stats.verdict(change.low, change.high, minimum_effect)
+        found.append(Comparison(**dict(zip(_KEY, each.key, strict=True)), **_named(change), verdict=str(verdict)))
+    return _with_floors(found)
+
+
+def _named(change: stats.Change) -> dict[str, Any]:
+    told = asdict(change)
+    return told | {"baseline_us": told.pop("baseline"), "candidate_us": told.pop("candidate")}
+
+
+def _with_floors(found: list[Comparison]) -> list[Comparison]:
+    def shape(c: Comparison, campaign: str) -> tuple[Any, ...]:
+        return (c.lane, c.device, campaign, c.family, c.slots, c.pool, c.rows, c.cols, c.warps, c.mode, c.scope)
+
+    floors = {shape(c, c.campaign): c for c in found if c.campaign in FLOOR_OF.values()}
+    result = []
+    for c in found:
+        floor = floors.get(shape(c, FLOOR_OF[Campaign(c.campaign)])) if c.campaign in FLOOR_OF else None
+        beside = {"floor_change": floor.change, "floor_low": floor.low, "floor_high": floor.high} if floor else {}
+        result.append(Comparison(**(asdict(c) | beside)))
+    return result
+
+
+def write(
+    out: Path, folders: Sequence[Path], protocol: Protocol, *, minimum_effect: float, inputs: Sequence[Path], code: str
+) -> list[str]:
+    """Write `statistics.json`, `ratios.parquet` and their manifest to `out`, from the records in `folders`.
+
+    `inputs` holds the protocol's file. Returns what does not hold, one line each: counts that were not reached, records
+    of another protocol.
+    """
+    records = [record.read(folder) for folder in folders]
+    pairs = paired(b for r in records for b in r.batches)
+    found = comparisons(pairs, protocol.bootstrap, minimum_effect)
+    devices = sorted({(r.run["device"]["lane"], r.run["device"]["device"]) for r in records})
+    wrong = record.missing_counts(records, protocol.expected_per_device) + record.other_protocol(records, protocol)
+    told = {
+        "protocol_sha256": protocol.digest(),
+        "bootstrap": protocol.bootstrap.model_dump(),
+        "minimum_effect": minimum_effect,
+        "devices": [f"{lane}/{device}" for lane, device in devices],
+        "comparisons": [asdict(c) for c in found],
+    }
+    path = out / "statistics.json"
+    with atomic_file(path) as tmp:
+        tmp.write_bytes(canonical_json(told))
+    ratios = out / "ratios.parquet"
+    with atomic_file(ratios) as tmp:
+        pq.write_table(_ratios(pairs), tmp, compression="zstd")
+    seal(
+        out / "statistics.manifest.json",
+        rule="statistics",
+        outputs=[path, ratios],
+        inputs=[*inputs, *(folder / name for folder in folders for name in record.FILES)],
+        parameters={"minimum_effect": minimum_effect, "protocol_sha256": protocol.digest()},
+        code=code,
+    )
+    return wrong
+
+
+def _ratios(pairs: Iterable[Pairs]) -> pa.Table:
+    rows = [
+        dict(zip(_KEY, each.key, strict=True)) | {"repetition": repetition, "ratio": new / old}
+        for each in pairs
+        for repetition, new, old in zip(each.repetitions, each.candidate_us, each.baseline_us, strict=True)
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+def read(path: Path) -> list[Comparison]:
+    """The comparisons of a `statistics.json`. Raises InputError if it is none."""
+    try:
+        return [Comparison(**c) for c in json.loads(path.read_text(encoding="utf-8"))["comparisons"]]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise InputError(
+            f"no statistics: {e}",
+            where=str(path),
+            limit="a file of `routeblock statistics` is needed",
+            way_out="run that command",
+        ) from e

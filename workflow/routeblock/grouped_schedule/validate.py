@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A second computation of study B's statistics that shares no code with the first; the two must agree exactly.
+
+Nothing of the computation is shared: it reads the raw batches itself and does its own medians, quantiles, pairing and
+counting in plain Python. Only the random draw is NumPy's, because the protocol names it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow.parquet
+
+from routeblock.evidence.chain import seal
+from routeblock.evidence.digest import canonical_json
+from routeblock.evidence.files import atomic_file
+
+Row = dict[str, Any]
+_FLOORS = {"sweep": "sweep_floor", "serial_prototype": "sweep_floor", "confirmation": "confirmation_floor"}
+_SHAPE = ("lane", "device", "family", "slots", "pool", "rows", "cols", "warps", "mode", "scope")
+
+
+def _middle(values: list[float]) -> float:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _quantile(ordered: list[float], fraction: float) -> float:
+    """Linear interpolation between order statistics, from whichever neighbour is nearer."""
+    place = fraction * (len(ordered) - 1)
+    below = math.floor(place)
+    weight = place - below
+    left, right = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    return right - (right - left) * (1 - weight) if weight >= 0.5 else left + (right - left) * weight
+
+
+def _estimate(pairs: list[tuple[float, float]], bootstrap: Row) -> Row:
+    ratios = [new / old for new, old in pairs]
+    generator = numpy.random.Generator(numpy.random.PCG64(bootstrap["seed"]))
+    picks = generator.integers(0, len(ratios), size=(bootstrap["resamples"], len(ratios))).tolist()
+    medians = sorted(_middle([ratios[i] for i in pick]) for pick in picks)
+    tail = (1 - bootstrap["confidence"]) / 2
+    return {
+        "n": len(ratios),
+        "baseline_us": _middle([old for _, old in pairs]),
+        "candidate_us": _middle([new for new, _ in pairs]),
+        "change": _middle(ratios) - 1,
+        "low": _quantile(medians, tail) - 1,
+        "high": _quantile(medians, 1 - tail) - 1,
+    }
+
+
+def recompute(rows: list[Row], bootstrap: Row, minimum_effect: float) -> dict[tuple[Any, ...], Row]:
+    """Every comparison in raw batch `rows`, by (campaign, series, *shape)."""
+    accepted: dict[tuple[Any, ...], dict[str, dict[int, float]]] = {}
+    baselines: dict[tuple[Any, ...], str] = {}
+    for row in rows:
+        if row["accepted"]:
+            stage = (row["campaign"], *(row[name] for name in _SHAPE))
+            baselines[stage] = row["baseline"]
+            accepted.setdefault(stage, {}).setdefault(row["series"], {})[row["repetition"]] = row["time_us"]
+    found: dict[tuple[Any, ...], Row] = {}
+    for stage, series in accepted.items():
+        control = series.get(baselines[stage], {})
+        for name, times in series.items():
+            pairs = [(times[r], control[r]) for r in sorted(times) if r in control]
+            if name == baselines[stage] or not pairs:
+                continue
+            told = _estimate(pairs, bootstrap)
+            told["verdict"] = "undecided"
+            if told["high"] <= -minimum_effect:
+                told["verdict"] = "faster"
+            elif told["low"] >= minimum_effect:
+                told["verdict"] = "slower"
+            found[stage[0], name, *stage[1:]] = told
+    for key, told in found.items():
+        floors = [v for k, v in found.items() if k[0] == _FLOORS.get(key[0]) and k[2:] == key[2:]]
+        for part in ("change", "low", "high"):
+            told[f"floor_{part}"] = floors[0][part] if floors else None
+    return found
+
+
+def _counts(folders: Sequence[Path], expected: Row) -> list[str]:
+    seen: dict[tuple[str, str], int] = {}
+    devices = set()
+    for folder in folders:
+        device = json.loads((folder / "run.json").read_text(encoding="utf-8"))["device"]
+        name = f"{device['lane']}/{device['device']}"
+        devices.add(name)
+        for row in pyarrow.parquet.read_table(folder / "batches.parquet").to_pylist():
+            key = (name, f"{row['campaign']}_batches")
+            seen[key] = seen.get(key, 0) + bool(row["accepted"])
+        for row in json.loads((folder / "comparisons.json").read_text(encoding="utf-8")):
+            key = (name, f"{row['campaign']}_comparisons")
+            seen[key] = seen.get(key, 0) + bool(row["holds"])
+    return [
+        f"{name}: {what} {seen.get((name, what), 0)}, expected {number}"
+        for name in sorted(devices)
+        for what, number in sorted(expected.items())
+        if seen.get((name, what), 0) != number
+    ]
+
+
+def disagreements(statistics: Path, folders: Sequence[Path], protocol: Path) -> tuple[int, list[str]]:
+    """How many comparisons were recomputed, and every value that is not exactly equal, one line each."""
+    told = json.loads(statistics.read_text(encoding="utf-8"))
+    rules = json.loads(protocol.read_text(encoding="utf-8"))
+    rows: list[Row] = []
+    for folder in folders:
+        rows += pyarrow.parquet.read_table(folder / "batches.parquet").to_pylist()
+    ours = recompute(rows, rules["bootstrap"], told["minimum_effect"])
+    wrong = _counts(folders, rules["expected_per_device"])
+    theirs = {(c["campaign"], c["series"], *(c[name] for name in _SHAPE)): c for c in told["comparisons"]}
+    for key in sorted(ours.keys() ^ theirs.keys(), key=str):
+        wrong.append(f"{key}: only in {'the raw batches' if key in ours else 'the statistics'}")
+    for key in ours.keys() & theirs.keys():
+        wrong += [
+            f"{key}: {name} is {theirs[key].get(name)!r}, recomputed {value!r}"
+            for name, value in ours[key].items()
+            if theirs[key].get(name) != value
+        ]
+    return len(ours), wrong
+
+
+def write(out: Path, statistics: Path, folders: Sequence[Path], protocol: Path, *, code: str) -> tuple[int, list[str]]:
+    """Write `validation.json` and its manifest to `out`; returns what `disagreements` does."""
+    number, wrong = disagreements(statistics, folders, protocol)
+    path = out / "validation.json"
+    with atomic_file(path) as tmp:
+        tmp.write_bytes(canonical_json({"comparisons": number, "disagreements": wrong}))
+    inputs = [
+        statistics,
+        protocol,
+        *(f / n for f in folders for n in ("batches.parquet", "comparisons.json", "run.json")),
+    ]
+    seal(
+        out / "validation.manifest.json",
+        rule="validate_timings",
+        outputs=[path],
+        inputs=inputs,
+        parameters={},
+        code=code,
+    )
+    return number, wrong

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Study A's tables: geometry, trajectories, relations, differences, mutations; several lanes and points in one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from routeblock import tables
+from routeblock.errors import InputError
+from routeblock.evidence.manifest import seal
+from routeblock.tables import Column
+
+Document = dict[str, Any]
+Row = dict[str, Any]
+
+SURFACES = ("w13", "activation", "w2", "final")
+QUANTITIES = ("elements", "rows", "max_abs_difference")
+
+
+class Comparison(StrEnum):
+    """How a measured value stands beside the published one."""
+
+    REPRODUCED = "reproduced"
+    """The same quantity, and independent of the checkpoint."""
+    ELSEWHERE = "holds on another fixture"
+    NOT_ELSEWHERE = "does not hold on this fixture"
+    NOT_INFORMATIVE = "not informative"
+    NOT_COMPARABLE = "not comparable"
+    """It depends on the checkpoint, which this fixture is not."""
+    FORM = "form not published"
+    """A digest whose canonical form is not published."""
+    INCONSISTENT = "inconsistent in source"
+    DIFFERS = "differs"
+    NOT_PUBLISHED = "not published"
+
+
+_WHERE = (Column("fixture"), Column("lane"), Column("arithmetic"), Column("point"), Column("plan_source"))
+_WHERE_NOTE = "Arithmetic: modelled, computed (both on a CPU twin) or observed (on a GPU), as each lane's records say."
+
+
+def _where(score: Document) -> Row:
+    where = {name: score[name] for name in ("lane", "point", "plan_source")}
+    return {**where, "fixture": score["fixture"]["name"], "arithmetic": score["status"]}
+
+
+def geometry(fixtures: Sequence[Document], published: Document) -> list[Row]:
+    """Every geometric fact of each fixture: published (empty where the source does not print it), wanted, found."""
+    told = published["geometry"]
+    rows = []
+    for fixture in fixtures:
+        for fact in fixture["facts"]:
+            name, found = fact["fact"], fact["found"]
+            status = Comparison.NOT_PUBLISHED
+            if name in told:
+                status = Comparison.REPRODUCED if told[name] == found else Comparison.DIFFERS
+            row = {"fixture": fixture["name"], "fact": name, "holds": fact["holds"], "status": str(status)}
+            row |= {"wanted": _text(fact["wanted"]), "found": _text(found)}
+            rows.append(row | ({"published": _text(told[name])} if name in told else {}))
+    return rows
+
+
+def trajectories(scores: Sequence[Document], _: Document) -> list[Row]:
+    """Each cell and history with the digests of its surfaces; within a column of a lane, equal bits share a letter."""
+    rows = []
+    for score in scores:
+        letters: dict[str, dict[str, str]] = {surface: {} for surface in SURFACES}
+        for arm in score["arms"]:
+            row = _where(score) | {name: arm[name] for name in ("cell", "history", "reproducible")}
+            row |= {f"{gemm}_grid": launch[2] for gemm, launch in arm["launches"].items()}
+            row |= {"replicates": score["replicates"], "outcomes": len(arm["outcomes"]), "plan": arm["fingerprint"]}
+            for surface, digest in arm["surfaces"].items():
+                seen = letters[surface]
+                row[surface] = seen.setdefault(digest, _letter(len(seen)))
+                row[f"{surface}_sha256"] = digest
+            rows.append(row)
+    return rows
+
+
+def relations(scores: Sequence[Document], _: Document) -> list[Row]:
+    """The seven relations: what became of each, on what that rests, and the comparisons it made."""
+    rows = []
+    for score in scores:
+        for relation in score["relations"]:
+            row = _where(score) | {name: relation[name] for name in ("number", "basis", "reference", "note")}
+            row |= {"relation": relation["claim"], "status": relation["status"]}
+            rows.append(row | {"compared": "; ".join(map(_clause, relation["clauses"]))})
+    return rows
+
+
+def differences(scores: Sequence[Document], published: Document) -> list[Row]:
+    """H0 beside H1 under the native plans, digests and relations: measured, published, and how the two compare."""
+    return [_where(score) | row for score in scores for row in _differences(score, published)]
+
+
+def _differences(score: Document, published: Document) -> Iterator[Row]:
+    reference = score["relations"][0]["reference"]
+    natives = [[reference, "H0"], [reference, "H1"]]
+    found = next(p["found"] for p in score["pairs"] if [p["first"], p["second"]] == natives)
+    for told in published["native_difference"]:
+        for quantity in QUANTITIES:
+            measured, comparison, note = found[told["surface"]][quantity], Comparison.NOT_COMPARABLE, ""
+            if quantity == "rows" and "inconsistent" in told:
+                comparison, note = Comparison.INCONSISTENT, told["inconsistent"]
+            elif quantity == "rows" and measured == told["rows"]:
+                comparison = Comparison.ELSEWHERE
+            row = {"quantity": f"{quantity} that differ" if quantity != QUANTITIES[2] else quantity}
+            row |= {"surface": told["surface"], "arms": f"{reference}/H0, {reference}/H1", "note": note}
+            yield row | _both(told[quantity], measured, comparison)
+    arms = {(arm["cell"], arm["history"]): arm for arm in score["arms"]}
+    for told in published["digests"]:
+        if arm := arms.get((told["cell"], told["history"])):
+            row = {"quantity": "SHA-256", "surface": told["surface"], "arms": f"{told['cell']}/{told['history']}"}
+            yield row | _both(told["begins"], arm["surfaces"][told["surface"]], Comparison.NOT_COMPARABLE)
+    yield {"quantity": "fixture SHA-256"} | _both(
+        published["identities"]["fixture"], score["fixture"]["sha256"], Comparison.FORM
+    )
+    became = {
+        "holds": Comparison.ELSEWHERE,
+        "fails": Comparison.NOT_ELSEWHERE,
+        "not informative": Comparison.NOT_INFORMATIVE,
+    }
+    for relation in score["relations"]:
+        if relation["number"] in published["relations"]:
+            row = {"quantity": f"relation {relation['number']}", "note": f"{relation['claim']}; {relation['basis']}"}
+            yield row | _both("holds", relation["status"], became[relation["status"]])
+
+
+def mutations(tried: Sequence[Document], _: Document) -> list[Row]:
+    """Each mutation: what was changed, the reason declared beforehand, the reasons found."""
+    rows = []
+    for document in tried:
+        where = {name: document[name] for name in ("lane", "point", "plan_source")}
+        for entry in document["mutations"]:
+            row = where | {name: entry[name] for name in ("run", "change", "as_declared", "note")}
+            row |= {"mutation": entry["name"], "declared": entry["declared"] or "accepted"}
+            rows.append(row | {"found": ", ".join(entry["found"]) or "accepted"} | _impossible(entry))
+    return rows
+
+
+def _impossible(entry: Document) -> Row:
+    return {"found": None} if entry["as_declared"] is None else {}
+
+
+def _both(published: Any, measured: Any, comparison: Comparison) -> Row:
+    row: Row = {"published": _text(published), "measured": _text(measured), "comparison": str(comparison)}
+    for name, value in (("published", published), ("measured", measured)):
+        if isinstance(value, int | float):
+            row[f"{name}_number"] = float(value)
+    return row
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(f"[{_text(v)}]" if isinstance(v, list) else _text(v) for v in value)
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _letter(index: int) -> str:
+    return chr(ord("A") + index) if index < 26 else f"Z{index - 25}"
+
+
+def _clause(clause: Document) -> str:
+    sign = "=" if clause["claim"] == "equal" else "!="
+    wrong = [s for s in clause["surfaces"] if (s in clause["equal"]) != (sign == "=")]
+    holds = "" if not wrong else f", not on {' '.join(wrong)}"
+    return f"{'/'.join(clause['first'])} {sign} {'/'.join(clause['second'])} on {' '.join(clause['surfaces'])}{holds}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: the documents it is made from, its rows, columns, title and what a reader must know."""
+
+    source: str
+    rows: Callable[[Sequence[Document], Document], list[Row]]
+    columns: tuple[Column, ...]
+    title: str
+    notes: str
+
+
+TABLES = {
+    "geometry": Table(
+        "routeblock.fixture.v1",
+        geometry,
+        (
+            Column("fixture"),
+            Column("fact"),
+            Column("published"),
+            Column("wanted"),
+            Column("found"),
+            Column("holds", "flag"),
+            Column("status"),
+        ),
+        "Geometry: published facts on the fixture",
+        "Found by code on the finished fixture. Reproduced: printed in the source, independent of the checkpoint, and "
+        "found. Not published: a choice of this fixture or a consequence that the source does not print.",
+    ),
+    "trajectories": Table(
+        "routeblock.score.v1",
+        trajectories,
+        (
+            *_WHERE,
+            Column("cell"),
+            Column("history"),
+            *(Column(surface) for surface in SURFACES),
+            Column("replicates", "count"),
+            Column("outcomes", "count"),
+            Column("reproducible", "flag"),
+            Column("w13_grid", "count"),
+            Column("w2_grid", "count"),
+            Column("plan", format=".12"),
+            *(Column(f"{surface}_sha256", format=".12") for surface in SURFACES),
+        ),
+        "Trajectories: bits of every surface by cell and history",
+        "Equal bits share a letter within a surface of one lane, point and plan source. Outcomes: distinct results of "
+        f"the replicates. Digests and plan fingerprints are cut here, whole in the parquet and csv. {_WHERE_NOTE} "
+        "On a twin `native` replays the stored plan: a CPU has no atomics race to observe.",
+    ),
+    "relations": Table(
+        "routeblock.score.v1",
+        relations,
+        (
+            *_WHERE,
+            Column("number", "count"),
+            Column("relation"),
+            Column("status"),
+            Column("basis"),
+            Column("reference"),
+            Column("note"),
+            Column("compared"),
+        ),
+        "Relations: what the study claims of trajectories",
+        "Basis: by construction (one computation on equal inputs, so nothing was tested but determinism), computed "
+        f"(on a twin) or observed (on a GPU). {_WHERE_NOTE}",
+    ),
+    "differences": Table(
+        "routeblock.score.v1",
+        differences,
+        (
+            *_WHERE,
+            Column("quantity"),
+            Column("surface"),
+            Column("arms"),
+            Column("published"),
+            Column("measured"),
+            Column("comparison"),
+            Column("note"),
+            Column("published_number", "number", "g"),
+            Column("measured_number", "number", "g"),
+        ),
+        "Differences: H0 beside H1, measured and published",
+        "Published on an RTX 3090 with a real checkpoint; measured on this fixture. Rows: routes, for `final` tokens. "
+        f"Not comparable: depends on the checkpoint. {_WHERE_NOTE}",
+    ),
+    "mutations": Table(
+        "routeblock.mutations.v1",
+        mutations,
+        (
+            Column("lane"),
+            Column("point"),
+            Column("plan_source"),
+            Column("mutation"),
+            Column("run"),
+            Column("declared"),
+            Column("found"),
+            Column("as_declared", "flag"),
+            Column("change"),
+            Column("note"),
+        ),
+        "Mutations: changed copies of sound runs before the scorer",
+        "Each copy is sealed anew after the change. Declared: the reason code fixed beforehand.",
+    ),
+}
+
+
+def find(name: str) -> Table:
+    """The table of this name; InputError if there is none."""
+    if name not in TABLES:
+        raise InputError(
+            f"no table is called {name!r}", where="tables", limit=f"known: {', '.join(TABLES)}", way_out="name one"
+        )
+    return TABLES[name]
+
+
+def write(name: str, sources: Sequence[Path], published: Path, out: Path, *, code: str) -> list[Path]:
+    """Write the table `name` of `TABLES` to the folder `out`, sealed by `{name}.manifest.json`.
+
+    `sources`: the fixture.json, score.json or mutations.json files it is made from, in the order of its rows. Raises
+    InputError for an unknown name, and for a file that is another document, broken, or a score that is not sound.
+    """
+    table = find(name)
+    told = _read(published, "routeblock.published_route_block.v1")
+    documents = [_read(source, table.source) for source in sources]
+    for source, document in zip(sources, documents, strict=True):
+        if not document.get("sound", True):
+            raise InputError(
+                "these runs are not sound",
+                where=str(source),
+                limit="tables are made from evidence without a fault",
+                way_out="see what routeblock score says of it",
+            )
+    rows = table.rows(documents, told)
+    files = tables.write(out, name, table.columns, rows, title=table.title, notes=table.notes)
+    seal(
+        out / f"{name}.manifest.json",
+        rule=f"table_{name}",
+        outputs=files,
+        inputs=[*sources, published],
+        parameters={},
+        code=code,
+    )
+    return files
+
+
+def _read(path: Path, format_: str) -> Document:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as e:
+        raise InputError(f"not readable: {e}", where=str(path), limit="JSON", way_out="make it again") from e
+    if not isinstance(document, dict) or document.get("format") != format_:
+        raise InputError("another document", where=str(path), limit=f"format {format_}", way_out="name the right file")
+    return document

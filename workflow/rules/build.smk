@@ -1,0 +1,14 @@
+# Study B's CUDA kernels as cubins; needs NVRTC (envs/cuda13.txt, envs/cuda12.txt for sm_70), no GPU.
+
+
+rule build_kernels:
+    output:
+        cubin="results/build/{arch}/q6k_schedules.cubin",
+        record="results/build/{arch}/build.json",
+        manifest="results/build/{arch}/build.manifest.json",
+    log:
+        "results/logs/build/{arch}.log",
+    params:
+        code=code("build_kernels"),
+    shell:
+        "routeblock build-kernels --arch {wildcards.arch} --out $(dirname {output.record}) 2> {log}"

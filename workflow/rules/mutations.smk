@@ -1,0 +1,24 @@
+# Seven changed copies of sound runs, each refused by the scorer for its declared reason, and one unchanged, accepted.
+
+
+rule mutations:
+    input:
+        spec=FIXTURE_SPEC,
+        tensors=FIXTURE_TENSORS,
+        prediction=f"{STUDY}/prediction.json",
+        plans=captured_plans,
+        runs=ALL_RUNS,
+        declared="fixtures/mutations.json",
+    output:
+        mutations=f"{STUDY}/mutations.json",
+        manifest=f"{STUDY}/mutations.manifest.json",
+    log:
+        f"{STUDY_LOG}/mutations.log",
+    params:
+        plans=plans_option,
+        replicates=CONFIG.replicates,
+        code=code("mutations"),
+    shell:
+        "routeblock mutate --fixture $(dirname {input.spec}) --prediction {input.prediction} {params.plans}"
+        " --runs $(dirname {output.mutations}) --replicates {params.replicates} --declared {input.declared}"
+        " --out {output.mutations} > {log} 2>&1"

@@ -1,0 +1,83 @@
+# Changes with intervals over every lane, recomputed by code of its own, and study B's tables.
+
+
+rule statistics:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
+    output:
+        statistics="results/grouped_schedule/statistics/statistics.json",
+        ratios="results/grouped_schedule/statistics/ratios.parquet",
+        manifest="results/grouped_schedule/statistics/statistics.manifest.json",
+    log:
+        "results/logs/grouped_schedule/statistics.log",
+    params:
+        code=code("statistics"),
+        records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
+        minimum_effect=CONFIG.grouped_schedule.minimum_effect,
+    shell:
+        "routeblock statistics {params.records} --protocol {input.protocol}"
+        " --minimum-effect {params.minimum_effect} --out $(dirname {output.statistics}) 2> {log}"
+
+
+rule validate_timings:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
+        statistics=rules.statistics.output.statistics,
+    output:
+        validation="results/grouped_schedule/validation/validation.json",
+        manifest="results/grouped_schedule/validation/validation.manifest.json",
+    log:
+        "results/logs/grouped_schedule/validation.log",
+    params:
+        code=code("validate_timings"),
+        records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
+    shell:
+        "routeblock validate-timings {params.records} --protocol {input.protocol}"
+        " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+
+
+for name in grouped.TABLES:
+
+    rule:
+        name:
+            f"table_{name}"
+        input:
+            published="fixtures/published/grouped_schedule.json",
+            records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
+            statistics=rules.statistics.output.statistics,
+            validation=rules.validate_timings.output.validation,
+        output:
+            tables=multiext(f"results/tables/{name}", ".parquet", ".csv", ".md"),
+            manifest=f"results/tables/{name}.manifest.json",
+        log:
+            f"results/logs/tables/{name}.log",
+        params:
+            code=code(f"table_{name}"),
+            name=name,
+            records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
+        shell:
+            "routeblock grouped-table {params.name} {params.records} --statistics {input.statistics}"
+            " --published {input.published} --out $(dirname {output.manifest}) 2> {log}"
+
+
+rule bundle:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        published="fixtures/published/grouped_schedule.json",
+        identities=grouped.identities(CONFIG),
+        records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
+        statistics=rules.statistics.output.statistics,
+        validation=rules.validate_timings.output.validation,
+        tables=[f"results/tables/{name}.md" for name in grouped.TABLES],
+    output:
+        archive="results/bundle/grouped_schedule.tar.gz",
+        manifest="results/bundle/bundle.manifest.json",
+    log:
+        "results/logs/bundle.log",
+    params:
+        code=code("bundle"),
+        sources=[f"--source {path}" for path in grouped.bundled(CONFIG)],
+    shell:
+        "routeblock grouped-bundle {params.sources} --out $(dirname {output.archive}) 2> {log}"

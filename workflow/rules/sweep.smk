@@ -1,0 +1,103 @@
+# Every schedule at every shape, one process a device; on a GPU also what the source did not measure.
+
+
+rule sweep:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        cubin=lambda w: grouped.cubin(w.lane, w.device),
+    output:
+        multiext(
+            "results/grouped_schedule/{lane}/{device}/sweep/",
+            "batches.parquet",
+            "comparisons.json",
+            "fixtures.json",
+            "run.json",
+            "sweep.manifest.json",
+        ),
+    log:
+        "results/logs/grouped_schedule/{lane}/{device}/sweep.log",
+    wildcard_constraints:
+        lane="cpu|cuda",
+    # A timed CPU run shares its cores with no other job.
+    threads: lambda w: grouped.threads(CONFIG, w.lane)
+    resources:
+        gpu=lambda w: int(w.lane == "cuda"),
+    params:
+        code=code("sweep"),
+        out=subpath(output[0], parent=True),
+        options=lambda w, input: grouped.options(CONFIG, input.cubin),
+    shell:
+        "routeblock sweep --device {wildcards.device} --protocol {input.protocol} {params.options}"
+        " --out {params.out} 2> {log}"
+
+
+rule beyond:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        cubin=lambda w: grouped.cubin("cuda", w.device),
+    output:
+        multiext(
+            "results/grouped_schedule/cuda/{device}/beyond/",
+            "batches.parquet",
+            "comparisons.json",
+            "fixtures.json",
+            "run.json",
+            "beyond.manifest.json",
+        ),
+    log:
+        "results/logs/grouped_schedule/cuda/{device}/beyond.log",
+    resources:
+        gpu=1,
+    params:
+        code=code("beyond"),
+        out=subpath(output[0], parent=True),
+    shell:
+        "routeblock beyond --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
+        " --out {params.out} 2> {log}"
+
+
+rule sanitizer:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        cubin=lambda w: grouped.cubin("cuda", w.device),
+    output:
+        report="results/grouped_schedule/cuda/{device}/sanitizer/sanitizer.json",
+        manifest="results/grouped_schedule/cuda/{device}/sanitizer/sanitizer.manifest.json",
+    log:
+        "results/logs/grouped_schedule/cuda/{device}/sanitizer.log",
+    resources:
+        gpu=1,
+    params:
+        code=code("sanitizer"),
+    shell:
+        "routeblock sanitize --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
+        " --out $(dirname {output.report}) 2> {log}"
+
+
+rule recorded:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        batches="fixtures/recorded/grouped_schedule/h200/{device}/{kind}/batches.parquet",
+        rest=multiext(
+            "fixtures/recorded/grouped_schedule/h200/{device}/{kind}/", "comparisons.json", "fixtures.json", "run.json"
+        ),
+    output:
+        multiext(
+            "results/grouped_schedule/recorded-h200/{device}/{kind}/",
+            "batches.parquet",
+            "comparisons.json",
+            "fixtures.json",
+            "run.json",
+            "recorded.manifest.json",
+        ),
+    log:
+        "results/logs/grouped_schedule/recorded-h200/{device}/{kind}.log",
+    threads: CONFIG.grouped_schedule.cpu_threads
+    params:
+        code=code("recorded"),
+        source=subpath(input.batches, parent=True),
+        out=subpath(output[0], parent=True),
+        threads=CONFIG.grouped_schedule.cpu_threads,
+    shell:
+        "routeblock recorded --source {params.source} --protocol {input.protocol} --threads {params.threads}"
+        " --out {params.out} 2> {log}"

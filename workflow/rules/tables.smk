@@ -1,0 +1,31 @@
+# Study A's tables, each over all lanes and points of config.yaml.
+
+SCORES = expand(f"{STUDY}/score.json", **STUDIES)
+TABLE_SOURCES = {
+    "geometry": expand(FIXTURE_SPEC, **STUDIES),
+    "trajectories": SCORES,
+    "relations": SCORES,
+    "differences": SCORES,
+    "mutations": expand(f"{STUDY}/mutations.json", **STUDIES),
+}
+
+for name, sources in TABLE_SOURCES.items():
+
+    rule:
+        name:
+            f"table_{name}"
+        input:
+            sources=sources,
+            published="fixtures/published/route_block.json",
+        output:
+            tables=multiext(f"results/tables/{name}", ".parquet", ".csv", ".md"),
+            manifest=f"results/tables/{name}.manifest.json",
+        log:
+            f"results/logs/tables/{name}.log",
+        params:
+            name=name,
+            sources=[f"--from {source}" for source in sources],
+            code=code(f"table_{name}"),
+        shell:
+            "routeblock table {params.name} {params.sources} --published {input.published}"
+            " --out $(dirname {output.manifest}) 2> {log}"
