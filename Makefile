@@ -10,7 +10,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study test bundle verify repair clean
+.PHONY: setup study test bundle prediction bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -45,6 +45,14 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 
 bundle: setup
 	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) bundle
+
+# The prediction on 200 random plans at three grids; a few minutes.
+prediction: setup
+	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) table_prediction
+
+# Ratios in one run; BLAS chooses its own kernels.
+bench: setup
+	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python bench/twin.py
 
 verify: setup
 	@$(BIN)/routeblock verify results

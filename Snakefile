@@ -15,6 +15,7 @@ include: "workflow/rules/probe.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/census.smk"
 include: "workflow/rules/evidence.smk"
+include: "workflow/rules/random_plans.smk"
 include: "workflow/rules/mutations.smk"
 include: "workflow/rules/score.smk"
 include: "workflow/rules/tables.smk"
@@ -29,7 +30,7 @@ rule all:
     input:
         rules.environment.output,
         expand(rules.score.output.score, **STUDIES),
-        [f"results/tables/{name}.md" for name in TABLE_SOURCES],
+        [f"results/tables/{name}.md" for name in TABLE_SOURCES if name != "prediction"],
         expand(rules.control.output, **(STUDIES | dict(point=["published"], plan_source=["stored"]))),
         grouped.identities(CONFIG),
         [f"results/tables/{name}.md" for name in grouped.TABLES],

@@ -3,25 +3,22 @@
 
     python bench/twin.py [OUT.json]
 
-The work: W13 of the default fixture (M=21, k=8, 46 experts in use, N=1536, K=2048, float16, groups of 128). References:
-`good` dequantises in parallel to float32 and multiplies with BLAS, `plain` does the same in plain numpy. Rounds alternate
-the arms; the twin stands twice (A/A). The references have other bits; the share of elements that differ is printed.
+The work: W13 of the default fixture (M=21, k=8, 46 experts in use, N=1536, K=2048, float16, groups of 128). `good`
+dequantises in parallel to float32 and multiplies with BLAS, `plain` does the same in plain numpy. Rounds alternate the
+arms; the twin stands twice (A/A). The references have other bits: the share of elements that differ is printed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):  # let BLAS choose its own kernels
-    os.environ.pop(name, None)
 
 import numba
 import numpy as np
@@ -119,13 +116,14 @@ def main() -> int:
         ids = np.stack([rng.choice(len(q), 8, replace=False) for _ in range(tokens)])
         some = align(ids, len(q), 8)
         hidden = (rng.standard_normal((tokens, q.shape[1])) * 0.5).astype(np.float16)
+        wide = hidden.astype(np.float32)
         pair = rounds(
             {
-                "twin": lambda h=hidden, p=some: moe_gemm(
-                    h, q, zeros, scales, p, top_k=8, architecture="hopper", thread_k=64, thread_n=128, grid=246,
-                    group_size=128,
+                "twin": partial(
+                    moe_gemm, hidden, q, zeros, scales, some, top_k=8, architecture="hopper", thread_k=64,
+                    thread_n=128, grid=246, group_size=128,
                 ),
-                "good": lambda h=hidden.astype(np.float32), p=some: good(h, q, wide_zeros, wide_scales, p, 8),
+                "good": partial(good, wide, q, wide_zeros, wide_scales, some, 8),
             },
             3,
         )  # fmt: skip

@@ -337,8 +337,32 @@ def score(
 
 
 @app.command()
+def random_plans(
+    fixture: FixtureFolder,
+    lane: LaneName,
+    out: Annotated[Path, typer.Option(help="File to write; its manifest goes beside it.")],
+    plans: Annotated[int, typer.Option(help="Number of random legal plans.", min=1)] = 200,
+    grids: Annotated[str, typer.Option(help="Grids, separated by commas.")] = "246,200,528",
+    seed: Annotated[int, typer.Option(help="Seed of the plans.", min=0)] = 1,
+) -> None:
+    """Check the prediction on random plans, route by route; exit 1 if it is wrong once."""
+    from routeblock.progress import shown
+    from routeblock.route_block.random_plans import check
+    from routeblock.workflow import code
+
+    sizes = [int(grid) for grid in grids.split(",")]
+    with shown("random plans") as progress:
+        faults = check(fixture, lane, plans, sizes, seed, out, code=code("random_plans"), progress=progress)
+    if faults:
+        print(f"{out}: {len(faults)} faults, first: {faults[0]}")
+        raise typer.Exit(1)
+
+
+@app.command()
 def table(
-    name: Annotated[str, typer.Argument(help="geometry, trajectories, relations, differences or mutations.")],
+    name: Annotated[
+        str, typer.Argument(help="geometry, trajectories, relations, differences, mutations or prediction.")
+    ],
     source: Annotated[list[Path], typer.Option("--from", help="fixture.json, score.json or mutations.json; repeat.")],
     out: Annotated[Path, typer.Option(help="Folder for the table as .parquet, .csv and .md, and its manifest.")],
     published: Annotated[Path, typer.Option(help="The published numbers.")] = Path(

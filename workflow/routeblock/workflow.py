@@ -28,7 +28,7 @@ class Code:
     files: tuple[str, ...] = ()
 
 
-TABLES = ("geometry", "trajectories", "relations", "differences", "mutations")
+TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "prediction")
 _KERNEL_FILES = ("cuda/q6k_schedules.cu", "cuda/q6k_dot.cuh")
 
 # Each rule's own code, without the command line: a rule is made again when something here changes.
@@ -47,6 +47,7 @@ RULES: dict[str, Code] = {
     "pack_evidence": Code(("routeblock.route_block.recorded",)),
     "restore_evidence": Code(("routeblock.route_block.recorded",)),
     "unassisted": Code(("routeblock.route_block.unassisted",), ("cuda/grid_probe.c",)),
+    "random_plans": Code(("routeblock.route_block.random_plans",)),
     "mutations": Code(("routeblock.route_block.mutate",)),
     "score": Code(("routeblock.route_block.score",)),
     **{f"table_{name}": Code(("routeblock.route_block.tables",)) for name in TABLES},

@@ -7,6 +7,7 @@ TABLE_SOURCES = {
     "relations": SCORES,
     "differences": SCORES,
     "mutations": expand(f"{STUDY}/mutations.json", **STUDIES),
+    "prediction": RANDOM_PLANS,
 }
 
 for name, sources in TABLE_SOURCES.items():

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is the prediction right, and not by predicting everything? Random legal plans against the canonical one.
 
-For each plan and grid: the predicted routes must equal, route by route, what a walk over the CUDA blocks finds; the rows
-whose bits the twin changes must be among the predicted ones. How many of the predicted rows do change is counted.
+For each plan and grid: the predicted routes must equal, route by route, what a walk over the CUDA blocks finds; the
+rows whose bits the twin changes must be among the predicted ones. How many of the predicted rows do change is counted.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from routeblock.route_block.predict import changed_routes, reach, signatures
 
 FORMAT = "routeblock.random_plans.v1"
 THREADS = (64, 128)  # thread_k, thread_n
+Surfaces = Mapping[str, NDArray[Any]]
 
 
 def changed_rows(first: NDArray[Any], second: NDArray[Any]) -> list[int]:
@@ -37,23 +38,23 @@ def changed_rows(first: NDArray[Any], second: NDArray[Any]) -> list[int]:
 
 
 def compare_plan(
-    fixture: LayerFixture, canonical: AlignedPlan, plan: AlignedPlan, launch: Launch, base: Any, surfaces: Any
+    fixture: LayerFixture, canonical: AlignedPlan, plan: AlignedPlan, launch: Launch, base: Surfaces, found: Surfaces
 ) -> dict[str, Any]:
-    """One plan against the canonical one at one launch: predicted, walked and changed routes, and what does not hold."""
+    """One plan against the canonical one at one launch: predicted, walked and changed routes, and what fails."""
     predicted: dict[str, list[int]] = {}
     faults = []
     for gemm in GEMMS:
         n, k = fixture.shape(gemm)
         partition = cut(fixture.spec, gemm, plan.num_blocks, launch)
-        found = [signatures(p, partition, launch.thread_k) for p in (canonical, plan)]
-        predicted[gemm] = changed_routes(*found)
+        both = [signatures(p, partition, launch.thread_k) for p in (canonical, plan)]
+        predicted[gemm] = changed_routes(*both)
         walked = routes_computed_differently(
             canonical, plan, n, k, launch.thread_k, launch.thread_n, launch.grid, fixture.spec["group_size"]
         )
         if walked != predicted[gemm]:
             faults.append(f"{gemm}: predicted {predicted[gemm]}, walked {walked}")
     rows = reach(predicted["w13"], predicted["w2"], fixture.spec["top_k"])
-    changed = {name: changed_rows(base[name], surfaces[name]) for name in SURFACES}
+    changed = {name: changed_rows(base[name], found[name]) for name in SURFACES}
     for name in SURFACES:
         if beyond := sorted(set(changed[name]) - set(rows[name])):
             faults.append(f"{name}: rows {beyond} changed beyond the prediction")
@@ -61,6 +62,7 @@ def compare_plan(
         "plan": plan.fingerprint(),
         "changed_signature": predicted,
         "predicted": {name: len(rows[name]) for name in SURFACES},
+        "total": {name: len(base[name]) for name in SURFACES},
         "changed": {name: len(changed[name]) for name in SURFACES},
         "faults": faults,
     }

@@ -19,6 +19,7 @@ Document = dict[str, Any]
 Row = dict[str, Any]
 
 SURFACES = ("w13", "activation", "w2", "final")
+COUNTED = ("w13", "w2", "final")
 QUANTITIES = ("elements", "rows", "max_abs_difference")
 
 
@@ -128,6 +129,34 @@ def _differences(score: Document, published: Document) -> Iterator[Row]:
         if relation["number"] in published["relations"]:
             row = {"quantity": f"relation {relation['number']}", "note": f"{relation['claim']}; {relation['basis']}"}
             yield row | _both("holds", relation["status"], became[relation["status"]])
+
+
+def prediction(documents: Sequence[Document], _: Document) -> list[Row]:
+    """For each grid and surface: rows predicted over all plans, rows whose bits changed, how large the sets were."""
+    rows = []
+    for document in documents:
+        for grid in sorted({c["grid"] for c in document["comparisons"]}):
+            plans = [c for c in document["comparisons"] if c["grid"] == grid]
+            for surface in COUNTED:
+                sizes = [c["predicted"][surface] for c in plans]
+                changed = sum(c["changed"][surface] for c in plans)
+                whole = plans[0]["total"][surface]
+                rows.append(
+                    {
+                        "lane": document["lane"],
+                        "grid": grid,
+                        "surface": surface,
+                        "plans": len(plans),
+                        "empty_sets": sum(size == 0 for size in sizes),
+                        "partial_sets": sum(0 < size < whole for size in sizes),
+                        "full_sets": sum(size == whole for size in sizes),
+                        "predicted_rows": sum(sizes),
+                        "changed_rows": changed,
+                        "share_changed": changed / sum(sizes) if sum(sizes) else None,
+                        "faults": sum(len(c["faults"]) for c in plans),
+                    }
+                )
+    return rows
 
 
 def mutations(tried: Sequence[Document], _: Document) -> list[Row]:
@@ -273,6 +302,27 @@ TABLES = {
         ),
         "Mutations: changed copies of sound runs before the scorer",
         "Each copy is sealed anew after the change. Declared: the reason code fixed beforehand.",
+    ),
+    "prediction": Table(
+        "routeblock.random_plans.v1",
+        prediction,
+        (
+            Column("lane"),
+            Column("grid", "count"),
+            Column("surface"),
+            Column("plans", "count"),
+            Column("empty_sets", "count"),
+            Column("partial_sets", "count"),
+            Column("full_sets", "count"),
+            Column("predicted_rows", "count"),
+            Column("changed_rows", "count"),
+            Column("share_changed", "number", ".3f"),
+            Column("faults", "count"),
+        ),
+        "Prediction: random legal plans against the canonical one",
+        "Predicted rows can differ, all others must not; for each plan the predicted routes equal those found by a "
+        "walk over the CUDA blocks, and changed rows are among them (else a fault). Rows: routes, for `final` tokens. "
+        "Share: of the predicted rows, how many did change in at least one bit.",
     ),
 }
 

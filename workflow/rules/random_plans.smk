@@ -1,0 +1,19 @@
+# Random legal plans against the prediction: a target of its own (`make prediction`), not part of the study.
+
+RANDOM_PLANS = [f"results/random_plans/{CONFIG.fixture.name}/twin-hopper.json"]
+
+
+rule random_plans:
+    input:
+        spec=FIXTURE_SPEC,
+        tensors=FIXTURE_TENSORS,
+    output:
+        plans="results/random_plans/{fixture}/{lane}.json",
+        manifest="results/random_plans/{fixture}/{lane}.manifest.json",
+    log:
+        "results/logs/random_plans/{fixture}/{lane}.log",
+    threads: workflow.cores
+    params:
+        code=code("random_plans"),
+    shell:
+        "routeblock random-plans --fixture $(dirname {input.spec}) --lane {wildcards.lane} --out {output.plans} > {log} 2>&1"
