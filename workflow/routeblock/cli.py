@@ -26,7 +26,6 @@ cli_grouped.register(app)
 Gpu = Annotated[int, typer.Option(help="Which of the visible GPUs, from 0.", min=0)]
 After = Annotated[Path | None, typer.Option(help="Touch the GPU only once this file (record.json) is there.")]
 Limit = Annotated[float, typer.Option(help="Seconds to wait for the file, and for the GPU's lock.", min=0)]
-Captured = Annotated[Path | None, typer.Option("--plans", help="Captured plans; default: the fixture's stored ones.")]
 FixtureFolder = Annotated[Path, typer.Option(help="Folder of a fixture.")]
 LaneName = Annotated[str, typer.Option(help="twin-ampere, twin-hopper or cuda.")]
 Roots = Annotated[list[Path], typer.Argument(help="Folders of sealed results.")]
@@ -38,6 +37,9 @@ FrozenPrediction = Annotated[Path, typer.Option(help="The frozen prediction of t
 RunsFolder = Annotated[Path, typer.Option(help="Folder of the runs, {cell}/{history}/rep{n} below it.")]
 Replicates = Annotated[int, typer.Option(help="Replicates of each cell and history.", min=1)]
 CapturedPlans = Annotated[Path | None, typer.Option(help="Captured plans of H0 and H1; default: the fixture's.")]
+FiledLane = Annotated[
+    str | None, typer.Option("--lane", help="Lane to file it under: the runs' own, or recorded-... for evidence.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="List everything, not the first alone.")]
 
 
@@ -78,7 +80,7 @@ def predict(
     out: Annotated[Path, typer.Option(help="File to write, prediction.json; its manifest goes beside it.")],
     point: Annotated[str, typer.Option(help="published or auto.")] = "published",
     plan_source: Annotated[str, typer.Option(help="stored or captured.")] = "stored",
-    plans: Captured = None,
+    plans: CapturedPlans = None,
     superseded: Annotated[
         bool, typer.Option("--superseded", help="The study's first prediction, grid 240: a control that run refuses.")
     ] = False,
@@ -103,7 +105,7 @@ def run(
     history: Annotated[str, typer.Option(help="H0 or H1.")],
     out: Annotated[Path, typer.Option(help="Folder to write: record.json, tensors.safetensors, telemetry.json.")],
     replicate: Annotated[int, typer.Option(help="Number of the replicate, from 1.")] = 1,
-    plans: Captured = None,
+    plans: CapturedPlans = None,
     gpu: Gpu = 0,
     after: After = None,
     limit: Limit = 600,
@@ -237,6 +239,64 @@ def restore_evidence(
 
 
 @app.command()
+def agree(
+    fixture: FixtureFolder,
+    prediction: FrozenPrediction,
+    runs: RunsFolder,
+    lane: Annotated[str, typer.Option(help="Lane to file it under: cuda, or recorded-... for evidence.")],
+    out: Annotated[Path, typer.Option(help="File to write, agreement.json; its manifest goes beside it.")],
+) -> None:
+    """Recompute every surface that a GPU gave with the twin of its architecture; exit 1 if one bit differs."""
+    from routeblock.route_block.agree import agree as recompute
+    from routeblock.workflow import code
+
+    if differing := recompute(fixture, prediction, runs, lane, out, code=code("agreement")):
+        print(f"{runs}: the twin differs from {len(differing)} recorded surfaces, {differing[0]} first")
+        raise typer.Exit(1)
+
+
+@app.command()
+def summarize_census(
+    folder: Annotated[Path, typer.Argument(help="Folder of a census: {history}/process{n}.json.")],
+    lane: LaneName,
+    out: Annotated[Path, typer.Option(help="File to write, census.json; its manifest goes beside it.")],
+) -> None:
+    """Count distinct plans and final outputs over the processes of a census."""
+    from routeblock.route_block.census_summary import summarize
+    from routeblock.workflow import code
+
+    summarize(lane, folder, out, code=code("census_summary"))
+
+
+@app.command()
+def compare_unassisted(
+    folder: Annotated[Path, typer.Argument(help="Folder with what `unassisted` wrote with and without the probe.")],
+    lane: LaneName,
+    out: Annotated[Path, typer.Option(help="File to write, probe_control.json; its manifest goes beside it.")],
+) -> None:
+    """Compare grids that need no probe with and without it; exit 1 if a bit or a grid differs."""
+    from routeblock.route_block.probe_comparison import compare
+    from routeblock.workflow import code
+
+    if differing := compare(lane, folder, out, code=code("probe_comparison")):
+        print(f"{folder}: {len(differing)} launches differ with and without the probe, {differing[0]} first")
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare_versions(
+    results: Annotated[list[Path], typer.Option("--from", help="A result of tests/gpu/first_contact.py; repeat.")],
+    out: Annotated[Path, typer.Option(help="File to write, versions.json; its manifest goes beside it.")],
+    golden: Annotated[Path, typer.Option(help="Folder of recorded kernel outputs.")] = Path("fixtures/golden"),
+) -> None:
+    """Put what several versions of the extension gave on the recorded layer side by side."""
+    from routeblock.route_block.versions import compare
+    from routeblock.workflow import code
+
+    compare(results, golden, out, code=code("versions"))
+
+
+@app.command()
 def control(
     fixture: FixtureFolder,
     prediction: Annotated[Path, typer.Option(help="A superseded prediction (predict --superseded).")],
@@ -284,6 +344,7 @@ def mutate(
     replicates: Replicates = 5,
     declared: Annotated[Path, typer.Option(help="The declared mutations.")] = Path("fixtures/mutations.json"),
     plans: CapturedPlans = None,
+    lane: FiledLane = None,
     keep: Annotated[Path | None, typer.Option(help="New folder to keep the copies in.")] = None,
 ) -> None:
     """Change copies of sound runs, one each, and see the scorer refuse them for the declared reasons; else exit 1."""
@@ -300,6 +361,7 @@ def mutate(
         code=code("mutations"),
         plans=plans,
         keep=keep,
+        lane=lane,
     )
     for entry in results:
         if entry["as_declared"] is False:
@@ -316,6 +378,7 @@ def score(
     out: Annotated[Path, typer.Option(help="File to write, score.json; its manifest goes beside it.")],
     replicates: Replicates = 5,
     plans: CapturedPlans = None,
+    lane: FiledLane = None,
     verbose: Verbose = False,
 ) -> None:
     """Judge runs from their raw tensors, then the prediction and the seven relations; exit 1 if anything is wrong."""
@@ -330,6 +393,7 @@ def score(
         out=out,
         code=code("score"),
         plans=plans,
+        lane=lane,
     ).findings
     if findings:
         _print_findings(findings, verbose)
@@ -388,9 +452,9 @@ def verify(
 ) -> None:
     """Check sealed results on bytes and name the artifact nearest the source that does not fit."""
     from routeblock.evidence import chain
-    from routeblock.workflow import codes, given
+    from routeblock.workflow import RESTORED, codes, given
 
-    found = chain.verify(*roots, code=None if ignore_code else codes(), sources=source or given())
+    found = chain.verify(*roots, code=None if ignore_code else codes(), sources=source or given(), elsewhere=RESTORED)
     if not found:
         print(f"{' '.join(map(str, roots))}: every artifact fits its manifest")
         return
@@ -410,9 +474,9 @@ def _print_findings(found: Sequence[object], verbose: bool) -> None:
 def repair(roots: Roots, source: Sources = None, verbose: Verbose = False) -> None:
     """Remove results that do not fit their manifests, and all that was made from them, for the workflow to remake."""
     from routeblock.evidence import chain
-    from routeblock.workflow import codes, given
+    from routeblock.workflow import RESTORED, codes, given
 
-    removed = chain.repair(*roots, code=codes(), sources=source or given())
+    removed = chain.repair(*roots, code=codes(), sources=source or given(), elsewhere=RESTORED)
     print(f"{' '.join(map(str, roots))}: {len(removed)} files removed")
     for path in removed if verbose else ():
         print(path)

@@ -7,6 +7,7 @@ The command line hands a rule's code digest to the function that seals. No study
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
 from routeblock.grouped_schedule.wiring import TABLES as GROUPED_TABLES
+from routeblock.route_block.cells import CELLS, HISTORIES
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Code:
 
 
 TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "prediction")
+GPU_TABLES = ("agreement", "census", "probe_control", "versions")
 _KERNEL_FILES = ("cuda/q6k_schedules.cu", "cuda/q6k_dot.cuh")
 
 # Each rule's own code, without the command line: a rule is made again when something here changes.
@@ -46,11 +49,15 @@ RULES: dict[str, Code] = {
     "census": Code(("routeblock.route_block.census",), ("cuda/grid_probe.c",)),
     "pack_evidence": Code(("routeblock.route_block.recorded",)),
     "restore_evidence": Code(("routeblock.route_block.recorded",)),
+    "agreement": Code(("routeblock.route_block.agree",)),
+    "census_summary": Code(("routeblock.route_block.census_summary",)),
+    "probe_comparison": Code(("routeblock.route_block.probe_comparison",)),
+    "versions": Code(("routeblock.route_block.versions",)),
     "unassisted": Code(("routeblock.route_block.unassisted",), ("cuda/grid_probe.c",)),
     "random_plans": Code(("routeblock.route_block.random_plans",)),
     "mutations": Code(("routeblock.route_block.mutate",)),
     "score": Code(("routeblock.route_block.score",)),
-    **{f"table_{name}": Code(("routeblock.route_block.tables",)) for name in TABLES},
+    **{f"table_{name}": Code(("routeblock.route_block.tables",)) for name in (*TABLES, *GPU_TABLES)},
     "build_kernels": Code(("routeblock.cuda.build",), _KERNEL_FILES),
     "sweep": Code(("routeblock.grouped_schedule.lanes",)),
     "confirmation": Code(("routeblock.grouped_schedule.lanes",)),
@@ -62,6 +69,16 @@ RULES: dict[str, Code] = {
     "validate_timings": Code(("routeblock.grouped_schedule.validate",)),
     **{f"table_{name}": Code(("routeblock.grouped_schedule.tables",)) for name in GROUPED_TABLES},
 }
+
+# Manifests that evidence brought: they were sealed where the runs were, by the code of that time.
+_RECORDED = "*/route_block/*/recorded-*"
+RESTORED = (
+    *(f"{_RECORDED}/*/*/*/H?/rep*/{name}.manifest.json" for name in ("record", "telemetry")),
+    *(f"{_RECORDED}/*/*/{name}.manifest.json" for name in ("prediction", "plans")),
+    *(f"{_RECORDED}/*/*/capture/H?/{name}.manifest.json" for name in ("capture", "telemetry")),
+    f"{_RECORDED}/*/census/H?/process*.manifest.json",
+    f"{_RECORDED}/probe_control/with*_probe.manifest.json",
+)
 
 # Inputs that are given and not produced, in the checkout.
 GIVEN = ("config.yaml", "envs", "fixtures")
@@ -80,6 +97,14 @@ def prepare(settings: Any, results: Path) -> Config:
     except InputError as e:
         print(e, file=sys.stderr)
         sys.exit(2)
+
+
+def recorded(evidence: Path) -> dict[str, int]:
+    """The groups of committed evidence and the replicates that each has; none where there is no evidence."""
+    if not (evidence / "evidence.json").is_file():
+        return {}
+    groups = json.loads((evidence / "evidence.json").read_bytes())["groups"]
+    return {name: facts["runs"] // (len(CELLS) * len(HISTORIES)) for name, facts in groups.items()}
 
 
 def code(rule: str) -> str:

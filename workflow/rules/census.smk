@@ -1,6 +1,8 @@
 # What native alignment gives call by call and process by process, and the control of the grid probe.
 
-POINT = "results/route_block/{fixture}/{lane}/{point}"
+LANE = "results/route_block/{fixture}/{lane}"
+POINT = f"{LANE}/{{point}}"
+LANE_LOG = "results/logs/route_block/{fixture}/{lane}"
 
 
 rule census:
@@ -13,7 +15,7 @@ rule census:
         census=f"{POINT}/census/{{history}}/process{{n}}.json",
         manifest=f"{POINT}/census/{{history}}/process{{n}}.manifest.json",
     log:
-        "results/logs/route_block/{fixture}/{lane}/{point}/census/{history}/process{n}.log",
+        f"{LANE_LOG}/{{point}}/census/{{history}}/process{{n}}.log",
     wildcard_constraints:
         lane="cuda",
     resources:
@@ -29,20 +31,17 @@ rule census:
         " --calls {params.calls} --out {output.census} 2> {log}"
 
 
-rule probe_control:
+rule unassisted:
     input:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         probe="results/probe/grid_probe.so",
     output:
-        assisted="results/route_block/{fixture}/{lane}/probe_control/with_probe.json",
-        unassisted="results/route_block/{fixture}/{lane}/probe_control/without_probe.json",
-        manifests=[
-            f"results/route_block/{{fixture}}/{{lane}}/probe_control/{way}_probe.manifest.json"
-            for way in ("with", "without")
-        ],
+        assisted=f"{LANE}/probe_control/with_probe.json",
+        unassisted=f"{LANE}/probe_control/without_probe.json",
+        manifests=[f"{LANE}/probe_control/{way}_probe.manifest.json" for way in ("with", "without")],
     log:
-        "results/logs/route_block/{fixture}/{lane}/probe_control.log",
+        f"{LANE_LOG}/probe_control.log",
     wildcard_constraints:
         lane="cuda",
     resources:
@@ -55,3 +54,82 @@ rule probe_control:
         "(ROUTEBLOCK_PROBE={input.probe} {params.routeblock} unassisted --fixture $(dirname {input.spec})"
         " --out {output.assisted} && env -u ROUTEBLOCK_PROBE {params.routeblock} unassisted"
         " --fixture $(dirname {input.spec}) --out {output.unassisted}) 2> {log}"
+
+
+def processes(wildcards):
+    """The files of a census: of the configured size, or as many as were recorded."""
+    if wildcards.lane in EVIDENCE:
+        return f"{POINT}/census/restored.json".format(**wildcards)
+    numbers = range(1, CONFIG.cuda.census.processes + 1)
+    return expand(f"{POINT}/census/{{history}}/process{{n}}.json", history=HISTORIES, n=numbers, **wildcards)
+
+
+rule census_summary:
+    input:
+        processes=processes,
+        prediction=f"{POINT}/stored/prediction.json",
+    output:
+        summary=f"{POINT}/census.json",
+        manifest=f"{POINT}/census.manifest.json",
+    log:
+        f"{LANE_LOG}/{{point}}/census.log",
+    params:
+        code=code("census_summary"),
+    shell:
+        "routeblock summarize-census $(dirname {output.summary})/census --lane {wildcards.lane}"
+        " --out {output.summary} 2> {log}"
+
+
+rule probe_control:
+    input:
+        lambda wildcards: "{}/probe_control/{}.json".format(
+            LANE.format(**wildcards), "restored" if wildcards.lane in EVIDENCE else "without_probe"
+        ),
+    output:
+        comparison=f"{LANE}/probe_control.json",
+        manifest=f"{LANE}/probe_control.manifest.json",
+    log:
+        f"{LANE_LOG}/probe_control_comparison.log",
+    params:
+        code=code("probe_comparison"),
+    shell:
+        "routeblock compare-unassisted $(dirname {output.comparison})/probe_control --lane {wildcards.lane}"
+        " --out {output.comparison} > {log} 2>&1"
+
+
+rule agreement:
+    input:
+        spec=FIXTURE_SPEC,
+        tensors=FIXTURE_TENSORS,
+        prediction=f"{STUDY}/prediction.json",
+        runs=all_runs,
+        golden=ancient("results/twin/golden.json"),
+    output:
+        agreement=f"{STUDY}/agreement.json",
+        manifest=f"{STUDY}/agreement.manifest.json",
+    log:
+        f"{STUDY_LOG}/agreement.log",
+    wildcard_constraints:
+        lane="cuda|recorded-[a-z0-9]+",
+    threads: workflow.cores
+    params:
+        code=code("agreement"),
+    shell:
+        "routeblock agree --fixture $(dirname {input.spec}) --prediction {input.prediction}"
+        " --runs $(dirname {output.agreement}) --lane {wildcards.lane} --out {output.agreement} > {log} 2>&1"
+
+
+rule versions:
+    input:
+        results=sorted(Path(EVIDENCE["recorded-h200"], "versions").glob("*.json")),
+        golden="fixtures/golden/h200_sha256.json",
+    output:
+        versions="results/versions/versions.json",
+        manifest="results/versions/versions.manifest.json",
+    log:
+        "results/logs/versions.log",
+    params:
+        results=lambda wildcards, input: [f"--from {result}" for result in input.results],
+        code=code("versions"),
+    shell:
+        "routeblock compare-versions {params.results} --golden $(dirname {input.golden}) --out {output.versions} 2> {log}"

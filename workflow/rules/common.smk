@@ -4,7 +4,7 @@ from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEM
 from routeblock.route_block.cells import CELLS, HISTORIES, gpu_of, position, predecessor
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
 from routeblock.grouped_schedule import wiring as grouped
-from routeblock.workflow import code, prepare
+from routeblock.workflow import code, prepare, recorded
 
 CONFIG = prepare(config, Path("results"))
 
@@ -45,12 +45,24 @@ STUDIES = dict(
     plan_source=[str(source) for source in CONFIG.plan_source],
 )
 
-# Everything that the scorer reads of the runs of one study.
-ALL_RUNS = expand(
-    f"{RUN}/{{file}}",
-    cell=CELLS,
-    history=HISTORIES,
-    n=range(1, CONFIG.replicates + 1),
-    file=[RECORD, RECORD_MANIFEST, TENSORS],
-    allow_missing=True,
-)
+# Committed evidence from a GPU, by lane; a study there has as many replicates as were recorded.
+EVIDENCE = {"recorded-h200": "fixtures/recorded/h200-vllm0.24.0"}
+RECORDED = {lane: recorded(Path(folder)) for lane, folder in EVIDENCE.items()}
+ON_GPU = [lane for lane in STUDIES["lane"] if not lane.startswith("twin-")]
+
+
+def replicates(wildcards):
+    groups = RECORDED.get(wildcards.lane)
+    return CONFIG.replicates if groups is None else groups.get(f"{wildcards.point}.{wildcards.plan_source}", 1)
+
+
+def all_runs(wildcards):
+    """Everything that the scorer reads of the runs of one study."""
+    return expand(
+        f"{RUN}/{{file}}",
+        cell=CELLS,
+        history=HISTORIES,
+        n=range(1, replicates(wildcards) + 1),
+        file=[RECORD, RECORD_MANIFEST, TENSORS],
+        **wildcards,
+    )

@@ -17,4 +17,44 @@ rule gpu_evidence:
             n=range(1, CONFIG.cuda.census.processes + 1),
             **(STUDIES | dict(lane=["cuda"])),
         ),
-        expand(rules.probe_control.output.unassisted, **(STUDIES | dict(lane=["cuda"]))),
+        expand(rules.unassisted.output.unassisted, **(STUDIES | dict(lane=["cuda"]))),
+
+
+# Committed evidence as run folders again, bit for bit; from there on the rules are those of every lane.
+for lane, groups in RECORDED.items():
+    for group, count in groups.items():
+        kind, _, source = group.partition(".")
+        home = f"results/route_block/{{fixture}}/{lane}/" + ("/".join(group.split(".")))
+        made = [f"{home}/restored.json", f"{home}/restored.manifest.json"]
+        if count:
+            files = [RECORD, TENSORS, TELEMETRY, RECORD_MANIFEST, TELEMETRY_MANIFEST]
+            numbers = range(1, count + 1)
+            made += expand(
+                f"{home}/{{cell}}/{{history}}/rep{{n}}/{{file}}",
+                cell=CELLS,
+                history=HISTORIES,
+                n=numbers,
+                file=files,
+                allow_missing=True,
+            )
+            made += [f"{home}/prediction.json", f"{home}/prediction.manifest.json"]
+            made += [f"{home}/plans.safetensors"] if source == "captured" else []
+
+        rule:
+            name:
+                f"restore_{lane}_{group}".replace("-", "_").replace(".", "_")
+            input:
+                spec=FIXTURE_SPEC,
+                tensors=FIXTURE_TENSORS,
+                evidence=[f"{EVIDENCE[lane]}/{name}" for name in ("evidence.json", "tensors.xz", f"{group}.jsonl")],
+            output:
+                made,
+            log:
+                f"results/logs/route_block/{{fixture}}/{lane}/{group}.log",
+            params:
+                group=group,
+                out=subpath(output[0], parent=True),
+                code=code("restore_evidence"),
+            shell:
+                "routeblock restore-evidence --fixture $(dirname {input.spec}) --evidence $(dirname {input.evidence[0]})"
+                " --group {params.group} --out {params.out} 2> {log}"

@@ -7,7 +7,7 @@ rule mutations:
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
         plans=captured_plans,
-        runs=ALL_RUNS,
+        runs=all_runs,
         declared="fixtures/mutations.json",
     output:
         mutations=f"{STUDY}/mutations.json",
@@ -16,9 +16,9 @@ rule mutations:
         f"{STUDY_LOG}/mutations.log",
     params:
         plans=plans_option,
-        replicates=CONFIG.replicates,
+        replicates=replicates,
         code=code("mutations"),
     shell:
         "routeblock mutate --fixture $(dirname {input.spec}) --prediction {input.prediction} {params.plans}"
-        " --runs $(dirname {output.mutations}) --replicates {params.replicates} --declared {input.declared}"
+        " --runs $(dirname {output.mutations}) --lane {wildcards.lane} --replicates {params.replicates} --declared {input.declared}"
         " --out {output.mutations} > {log} 2>&1"

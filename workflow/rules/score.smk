@@ -7,7 +7,7 @@ rule score:
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
         plans=captured_plans,
-        runs=ALL_RUNS,
+        runs=all_runs,
         mutations=ancient(f"{STUDY}/mutations.json"),
     output:
         score=f"{STUDY}/score.json",
@@ -16,9 +16,9 @@ rule score:
         f"{STUDY_LOG}/score.log",
     params:
         plans=plans_option,
-        replicates=CONFIG.replicates,
+        replicates=replicates,
         code=code("score"),
     shell:
         "routeblock score --fixture $(dirname {input.spec}) --prediction {input.prediction} {params.plans}"
-        " --runs $(dirname {output.score}) --replicates {params.replicates}"
+        " --runs $(dirname {output.score}) --lane {wildcards.lane} --replicates {params.replicates}"
         " --out {output.score} > {log} 2>&1"

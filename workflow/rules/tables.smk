@@ -9,6 +9,15 @@ TABLE_SOURCES = {
     "mutations": expand(f"{STUDY}/mutations.json", **STUDIES),
     "prediction": RANDOM_PLANS,
 }
+# What only a GPU fills, from this machine's or from evidence.
+if ON_GPU:
+    TABLE_SOURCES |= {
+        "agreement": expand(rules.agreement.output.agreement, **(STUDIES | dict(lane=ON_GPU))),
+        "census": expand(rules.census_summary.output.summary, **(STUDIES | dict(lane=ON_GPU))),
+        "probe_control": expand(rules.probe_control.output.comparison, **(STUDIES | dict(lane=ON_GPU))),
+    }
+if rules.versions.input.results:
+    TABLE_SOURCES["versions"] = [rules.versions.output.versions]
 
 for name, sources in TABLE_SOURCES.items():
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase as fnmatch
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -70,24 +71,29 @@ class _Sealed:
     inputs: dict[Path, Entry] = field(default_factory=dict)
 
 
-def verify(*roots: Path, code: Mapping[str, str] | None, sources: Sequence[Path] = ()) -> list[Finding]:
+def verify(
+    *roots: Path, code: Mapping[str, str] | None, sources: Sequence[Path] = (), elsewhere: Sequence[str] = ()
+) -> list[Finding]:
     """Check every manifest below `roots` on bytes; the finding nearest the source comes first, none means it holds.
 
-    `code` gives the current code digest of each rule; a manifest of a rule in it must carry that digest. Inputs lie
+    `code` gives the current code digest of each rule; a manifest of a rule in it must carry that digest, unless its
+    path fits a pattern of `elsewhere`: brought by evidence, and sealed by the code of another place. Inputs lie
     below `roots`, where another manifest must have produced them, or in `sources`: files and folders (such as
     config.yaml and fixtures) that are given and not produced. A file below `roots` that no manifest lists is a finding
     too; logs, README.md and .gitkeep need no seal. Raises `InputError` if a root is no folder or holds no file.
     """
-    return _Walk(roots, sources).findings(code)
+    return _Walk(roots, sources, elsewhere).findings(code)
 
 
-def repair(*roots: Path, code: Mapping[str, str] | None, sources: Sequence[Path] = ()) -> list[Path]:
+def repair(
+    *roots: Path, code: Mapping[str, str] | None, sources: Sequence[Path] = (), elsewhere: Sequence[str] = ()
+) -> list[Path]:
     """Remove what does not fit, with its manifest and everything made from it, so that the workflow makes it again.
 
     Returns what was removed. Sources and files that no manifest lists stay, but for what a killed process left of an
     atomic write. Raises `InputError` as `verify` does.
     """
-    walk = _Walk(roots, sources)
+    walk = _Walk(roots, sources, elsewhere)
     unfit = {absolute(f.manifest) for f in walk.findings(code) if f.manifest}
     grown = True
     while grown:  # a workflow that finds a final result in place does not miss what it was made from
@@ -109,7 +115,8 @@ def _nothing_at(root: Path, what: str) -> InputError:
 
 
 class _Walk:
-    def __init__(self, roots: Sequence[Path], sources: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path], sources: Sequence[Path], elsewhere: Sequence[str] = ()) -> None:
+        self.elsewhere = elsewhere
         self.shown = {absolute(r): r for r in [*roots, *sources]}
         for root in roots:
             if not root.is_dir():
@@ -225,9 +232,12 @@ class _Walk:
         for path, entry in s.outputs.items():
             yield from self._compare(path, entry, found[path], s, "")
         now = (code or {}).get(s.manifest.rule)
-        if now is not None and now != s.manifest.code:
+        if now is not None and now != s.manifest.code and not self._is_from_elsewhere(s.path):
             detail = f"made by code {s.manifest.code[:16]} of rule {s.manifest.rule}, which is now {now[:16]}"
             yield self.finding(Kind.STALE_CODE, s.path, s.path, detail)
+
+    def _is_from_elsewhere(self, path: Path) -> bool:
+        return any(fnmatch(path.as_posix(), pattern) for pattern in self.elsewhere)
 
     def _compare(
         self, path: Path, entry: Entry, found: tuple[int, str] | OSError, s: _Sealed, role: str

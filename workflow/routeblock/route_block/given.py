@@ -112,6 +112,8 @@ class Given:
     topk_ids: NDArray[Any]
     own: Mapping[str, StoredPlan]
     """The plans of H0 and H1 that the injected cells use."""
+    lane: str
+    """The lane under which the verdict is filed: that of the runs, or `recorded-...` for runs rebuilt from evidence."""
 
     @property
     def is_twin(self) -> bool:
@@ -168,10 +170,11 @@ def _canonical(path: Path, model: type[Document], way_out: str) -> tuple[Documen
         raise _refuse(path, f"not readable: {first_line(e)}", "canonical JSON of this version", way_out) from e
 
 
-def read_given(fixture: Path, prediction: Path, plans: Path | None = None) -> Given:
+def read_given(fixture: Path, prediction: Path, plans: Path | None = None, lane: str | None = None) -> Given:
     """Read and hash the fixture and the prediction; `plans` is the file of captured plans, default the fixture's.
 
-    Raises InputError if a file is missing or broken, or is not the one that fixture.json names.
+    `lane`: the lane under which a verdict is filed, default that of the prediction. Raises InputError if a file is
+    missing or broken, or is not the one that fixture.json names, and for a lane that these runs are not of.
     """
     spec, fixture_digest = _canonical(fixture / FIXTURE, FixtureSpec, "make it with routeblock fixture")
     frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock predict")
@@ -210,7 +213,15 @@ def read_given(fixture: Path, prediction: Path, plans: Path | None = None) -> Gi
         files,
         inputs["topk_ids"],
         own,
+        _filed(prediction, frozen.lane, lane),
     )
+
+
+def _filed(prediction: Path, own: str, lane: str | None) -> str:
+    # Evidence from a GPU may be filed as recorded; nothing else is called what it is not.
+    if lane in (None, own) or (own == "cuda" and lane is not None and lane.startswith("recorded-")):
+        return lane or own
+    raise _refuse(prediction, f"runs of lane {own}", f"they cannot be filed as {lane}", f"name {own}")
 
 
 def check_prediction(given: Given) -> Iterator[Finding]:

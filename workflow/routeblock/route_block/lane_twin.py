@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.evidence.digest import code_digest, sha256_json
+from routeblock.moe.launches import Launch
 from routeblock.moe.partition import partition
+from routeblock.moe.routing import AlignedPlan
 from routeblock.route_block.cells import threads_of
 from routeblock.route_block.fixture import LayerFixture
 from routeblock.route_block.lane import Outcome, Request
 from routeblock.route_block.operating_point import GEMMS, lane_facts
 
+Weights = tuple[NDArray[np.uint8], NDArray[np.uint8] | None, NDArray[Any]]
 PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes")
 
 
-def unpack(fixture: LayerFixture, gemm: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, NDArray[Any]]:
+def unpack(fixture: LayerFixture, gemm: str) -> Weights:
     """(q uint8 [E, K, N], zeros uint8 [E, K/g, N] or None, scales [E, K/g, N]) of the experts in use, gate before
     up.
     """
@@ -48,6 +52,30 @@ def unpack(fixture: LayerFixture, gemm: str) -> tuple[NDArray[np.uint8], NDArray
     return q, zeros, scales
 
 
+def compute(
+    fixture: LayerFixture,
+    weights: Mapping[str, Weights],
+    plan: AlignedPlan,
+    launches: Mapping[str, Launch],
+    architecture: str,
+) -> dict[str, NDArray[Any]]:
+    """The four surfaces of a fixture under a plan with global expert ids; `weights` as `unpack` gives them."""
+    from routeblock.twin.layer import moe_layer
+
+    return moe_layer(
+        fixture.hidden,
+        fixture.topk_ids,
+        fixture.topk_weights,
+        weights["w13"],
+        weights["w2"],
+        fixture.compact(plan),
+        architecture=architecture,
+        w13_launch=launches["w13"],
+        w2_launch=launches["w2"],
+        group_size=fixture.spec["group_size"],
+    )
+
+
 class TwinLane:
     """A lane computed by the twin, with the tensor cores of one architecture."""
 
@@ -65,23 +93,10 @@ class TwinLane:
         os.environ["NUMBA_NUM_THREADS"] = str(max(threads, os.cpu_count() or 1))
         import numba
 
-        from routeblock.twin.layer import moe_layer
-
         numba.set_num_threads(threads)
         plan = request.plan or fixture.plans[request.history]
-        used = fixture.compact(plan)
-        surfaces = moe_layer(
-            fixture.hidden,
-            fixture.topk_ids,
-            fixture.topk_weights,
-            unpack(fixture, "w13"),
-            unpack(fixture, "w2"),
-            used,
-            architecture=self.facts.architecture,
-            w13_launch=request.launches["w13"],
-            w2_launch=request.launches["w2"],
-            group_size=fixture.spec["group_size"],
-        )
+        weights = {gemm: unpack(fixture, gemm) for gemm in GEMMS}
+        surfaces = compute(fixture, weights, plan, request.launches, self.facts.architecture)
         versions = {name: importlib.metadata.version(name) for name in PACKAGES}
         code = code_digest("routeblock.twin.layer")
         return Outcome(

@@ -228,6 +228,7 @@ def mutate(
     code: str,
     plans: Path | None = None,
     keep: Path | None = None,
+    lane: str | None = None,
 ) -> list[dict[str, Any]]:
     """Judge every mutation of the runs below `runs`, at most two replicates; write mutations.json to `out`, sealed.
 
@@ -236,7 +237,7 @@ def mutate(
     InputError if an input cannot be read, if a run is missing, or if `keep` is not empty.
     """
     entries = read_declared(declared)
-    given = read_given(fixture, prediction, plans)
+    given = read_given(fixture, prediction, plans, lane)
     replicates = min(replicates, MOST_REPLICATES)
     for key in expected_runs(given, replicates):
         if not (runs / run_name(*key) / RECORD).is_file():
@@ -261,7 +262,7 @@ def mutate(
         "fixture": given.fixture_digest,
         "prediction": given.prediction_digest,
         "declared": sha256_bytes(declared.read_bytes()),
-        "lane": given.prediction.lane,
+        "lane": given.lane,
         "point": given.prediction.point,
         "plan_source": given.prediction.plan_source,
         "replicates": replicates,

@@ -50,7 +50,7 @@ def judge(given: Given, runs: Path, replicates: int) -> Score:
         "format": FORMAT,
         "fixture": {"name": given.spec.name, "sha256": given.fixture_digest},
         "prediction": given.prediction_digest,
-        "lane": given.prediction.lane,
+        "lane": given.lane,
         "point": given.prediction.point,
         "plan_source": given.prediction.plan_source,
         "status": audited[0].record.status if audited else None,
@@ -88,11 +88,20 @@ def _failed(given: Given, pairs: Sequence[dict[str, Any]], relations: Sequence[d
 
 
 def score(
-    *, fixture: Path, prediction: Path, runs: Path, replicates: int, out: Path, code: str, plans: Path | None = None
+    *,
+    fixture: Path,
+    prediction: Path,
+    runs: Path,
+    replicates: int,
+    out: Path,
+    code: str,
+    plans: Path | None = None,
+    lane: str | None = None,
 ) -> Score:
     """Judge the runs below `runs` and write score.json to `out`, its seal beside it.
 
-    `plans`: the file of captured plans that the injected cells used; default, the fixture's stored ones. Raises
+    `plans`: the file of captured plans that the injected cells used; default, the fixture's stored ones. `lane`: the
+    lane under which the verdict is filed (see `read_given`). Raises
     InputError if fixture or prediction cannot be read, or if `runs` is no folder; what is wrong with a run is no
     exception but a finding.
     """
@@ -100,7 +109,7 @@ def score(
         raise InputError(
             "no such folder", where=str(runs), limit="a folder of runs is needed", way_out="run the cells first"
         )
-    given = read_given(fixture, prediction, plans)
+    given = read_given(fixture, prediction, plans, lane)
     verdict = judge(given, runs, replicates)
     with atomic_file(out) as temporary:
         temporary.write_bytes(canonical_json(verdict.document))

@@ -13,6 +13,7 @@ from typing import Any
 from routeblock import tables
 from routeblock.errors import InputError
 from routeblock.evidence.manifest import seal
+from routeblock.route_block import gpu_tables
 from routeblock.tables import Column
 
 Document = dict[str, Any]
@@ -323,6 +324,72 @@ TABLES = {
         "Predicted rows can differ, all others must not; for each plan the predicted routes equal those found by a "
         "walk over the CUDA blocks, and changed rows are among them (else a fault). Rows: routes, for `final` tokens. "
         "Share: of the predicted rows, how many did change in at least one bit.",
+    ),
+}
+
+_GPU = (Column("lane"), Column("gpu"))
+TABLES |= {
+    "agreement": Table(
+        "routeblock.agreement.v1",
+        gpu_tables.agreement,
+        (
+            *(Column(name) for name in ("lane", "point", "plan_source", "architecture", "cell", "history", "surface")),
+            Column("processes", "count"),
+            Column("plans", "count"),
+            Column("elements", "count"),
+            Column("differing", "count"),
+            Column("processes_that_differ", "count"),
+        ),
+        "Agreement: the twin against every surface that a GPU gave",
+        "Each recorded run's plan and launch, recomputed on a CPU by the twin of that GPU's tensor cores and compared "
+        "bit for bit. Elements: over all processes. Lane recorded-...: committed evidence, rebuilt and hashed again.",
+    ),
+    "census": Table(
+        "routeblock.census_summary.v1",
+        gpu_tables.census,
+        (
+            *_GPU,
+            *(Column(name) for name in ("point", "order", "history")),
+            *(Column(name, "count") for name in ("processes", "calls", "distinct_plans", "distinct_finals")),
+            Column("processes_with_several_plans", "count"),
+            Column("commonest_share", "number", ".3f"),
+            Column("canonical_share", "number", ".3f"),
+            Column("commonest_plan", format=".12"),
+        ),
+        "Census: plans and final outputs, native alignment and canonical order",
+        "Every call aligns anew (native: by vLLM's own operator) and runs the layer. Plans are counted by their "
+        "fingerprint, in which the order inside a block does not count. Shares: of the calls, with the commonest plan "
+        "and with the canonical one. Histories are separate processes; `both` counts over both.",
+    ),
+    "probe_control": Table(
+        "routeblock.probe_control.v1",
+        gpu_tables.probe_control,
+        (
+            *_GPU,
+            Column("sms", "count"),
+            Column("plan"),
+            *(Column(name, "count") for name in ("thread_k", "thread_n", "grid", "equal_surfaces")),
+            Column("same", "flag"),
+        ),
+        "Probe control: grids that need no probe, with it and without",
+        "Multiples of the SM count can be asked for without the grid probe. Same: all four surfaces are equal in every "
+        "bit, and the probe recorded the grid asked for.",
+    ),
+    "versions": Table(
+        "routeblock.versions.v1",
+        gpu_tables.versions,
+        (
+            *(Column(name) for name in ("version", "gpu", "torch")),
+            Column("compared", "count"),
+            *(Column(f"same_{name}", "count") for name in ("g246", "g200", "auto")),
+            *(Column(f"automatic_{gemm}") for gemm in ("w13", "w2")),
+            Column("extension"),
+            Column("extension_sha256", format=".12"),
+        ),
+        "Versions: vLLM's extension on the recorded layer",
+        "Surfaces (four, in two arrival orders) with the bits of fixtures/golden, at launches asked for: (64, 128) on "
+        "246 and on 200, and `auto`, the (128, 64) on 528 that vLLM 0.24.0 chooses. Automatic: what each version's "
+        "own selector launched, read off the kernel.",
     ),
 }
 
