@@ -5,9 +5,9 @@
 
 Runs the recorded layer through the lane `cuda` (recorded grids, both arrival orders) and the recorded single GEMMs
 through the operator, reads off the automatic launch, counts native plans, and compares a grid with and without the
-probe. With `layer` the single GEMMs are left out: their kernels are other modules, and where the extension has PTX alone
-for a GPU, each is compiled for about a minute, once. Prints one line a check; exits 1 if a bit differs. The result names
-digests and launches, so that versions can be compared.
+probe. With `layer` the single GEMMs are left out: their kernels are other modules, and where the extension has PTX
+alone for a GPU, each is compiled for about a minute, once. Prints one line a check; exits 1 if a bit differs. The
+result names digests and launches, so that versions can be compared.
 """
 
 from __future__ import annotations
