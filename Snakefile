@@ -31,6 +31,6 @@ rule all:
         rules.environment.output,
         expand(rules.score.output.score, **STUDIES),
         [f"results/tables/{name}.md" for name in TABLE_SOURCES if name != "prediction"],
-        expand(rules.control.output, **(STUDIES | dict(point=["published"], plan_source=["stored"]))),
+        expand(rules.control.output, **(STUDIES | dict(lane=RUN_HERE, point=["published"], plan_source=["stored"]))),
         grouped.identities(CONFIG),
         [f"results/tables/{name}.md" for name in grouped.TABLES],

@@ -45,9 +45,12 @@ STUDIES = dict(
     plan_source=[str(source) for source in CONFIG.plan_source],
 )
 
+STUDY_ORDER = [(point, source) for point in STUDIES["point"] for source in STUDIES["plan_source"]]
+
 # Committed evidence from a GPU, by lane; a study there has as many replicates as were recorded.
 EVIDENCE = {"recorded-h200": "fixtures/recorded/h200-vllm0.24.0"}
 RECORDED = {lane: recorded(Path(folder)) for lane, folder in EVIDENCE.items()}
+RUN_HERE = [lane for lane in STUDIES["lane"] if lane not in EVIDENCE]
 ON_GPU = [lane for lane in STUDIES["lane"] if not lane.startswith("twin-")]
 
 

@@ -50,6 +50,13 @@ def after(wildcards):
     return "--after " + f"{RUN}/{RECORD}".format(**(dict(wildcards) | dict(cell=cell, history=history, n=n)))
 
 
+def start_order(wildcards):
+    """Higher for what starts earlier."""
+    study = STUDY_ORDER.index((wildcards.point, wildcards.plan_source))
+    place = position(wildcards.cell, wildcards.history, int(wildcards.n))
+    return (len(STUDY_ORDER) - study) * PROCESSES - place
+
+
 rule run_cuda:
     input:
         spec=FIXTURE_SPEC,
@@ -66,8 +73,8 @@ rule run_cuda:
         f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.log",
     wildcard_constraints:
         lane="cuda",
-    # Started in the order of the study; each waits for its predecessor once it has imported and packed.
-    priority: lambda wildcards: PROCESSES - position(wildcards.cell, wildcards.history, int(wildcards.n))
+    # Started in the order of the study, one study after the other; each waits for its predecessor once it has imported.
+    priority: start_order
     resources:
         gpu=1,
         gpu_queue=1,
