@@ -107,6 +107,9 @@ class SignatureLane:
     def __init__(self, status: str = "computed", native: Callable[[Request, AlignedPlan], AlignedPlan] | None = None):
         self.status, self.native = status, native
 
+    def prepare(self, fixture: LayerFixture) -> None:
+        """Nothing to prepare."""
+
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         plan = request.plan
         if plan is None:
