@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,8 +90,9 @@ class TwinLane:
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         """The four surfaces on the number of threads that the replicate asks for."""
         threads = threads_of(request.replicate)
-        # numba fixes its pool when it is first imported.
-        os.environ["NUMBA_NUM_THREADS"] = str(max(threads, os.cpu_count() or 1))
+        if "numba" not in sys.modules:  # it fixes the size of its pool when it is first imported
+            asked = int(os.environ.get("NUMBA_NUM_THREADS", "1"))
+            os.environ["NUMBA_NUM_THREADS"] = str(max(threads, asked, os.cpu_count() or 1))
         import numba
 
         numba.set_num_threads(threads)
