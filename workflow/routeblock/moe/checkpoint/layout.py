@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors hold a layer's packed experts, and whether they are all there with the shapes that config.json implies.
+
+Layouts: experts one by one (`experts.7.up_proj.qweight`) or stacked along a first axis (`experts.up_proj.qweight`), gate
+and up apart or fused side by side (`gate_up_proj`, gate first). AutoAWQ: qweight int32 [K, N/8], qzeros int32 [K/g, N/8],
+scales [K/g, N]. compressed-tensors pack-quantized: weight_packed int32 [N, K/8], weight_scale [N, K/g],
+weight_zero_point int32 [N/8, K/g], weight_shape [2]; low nibble first, values and zero points stored plus 8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from routeblock.errors import InputError
+from routeblock.moe.checkpoint.folder import Folder
+from routeblock.moe.checkpoint.model import CONFIG, Container, Model
+from routeblock.moe.checkpoint.shards import INDEX, TensorRef
+
+FUSED = "gate_up_proj"
+SCALE_DTYPES = ("F16", "BF16")
+# The decoder's own layers: a prefix of these words only, however often (a doubled `model.` is seen in the wild). Vision
+# towers and multi-token prediction heads have others.
+DECODER_PREFIX = re.compile(r"(?:(?:model|language_model|transformer)\.)*")
+_LAYER = re.compile(r"(?P<prefix>(?:\w+\.)*?)layers\.(?P<layer>\d+)\.(?P<rest>.+)")
+_EXPERT = re.compile(
+    r"(?:(?P<expert>\d+)\.)?(?P<projection>[a-z]\w*?)(?:[._](?P<part>PARTS))?".replace(
+        "PARTS", "qweight|qzeros|scales|g_idx|bias|(?:weight_)?(?:packed|scale|zero_point|shape|g_idx)|weight"
+    )
+)
+
+
+class Part(StrEnum):
+    """The tensors of a packed projection, and a plain one's."""
+
+    WEIGHTS = "weights"
+    ZEROS = "zero points"
+    SCALES = "scales"
+    SHAPE = "shape"
+    PLAIN = "plain"
+
+
+_PARTS: dict[Container, dict[str, Part]] = {
+    Container.AWQ: {"qweight": Part.WEIGHTS, "qzeros": Part.ZEROS, "scales": Part.SCALES},
+    Container.COMPRESSED: {
+        "packed": Part.WEIGHTS,
+        "zero_point": Part.ZEROS,
+        "scale": Part.SCALES,
+        "shape": Part.SHAPE,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a tensor is: the expert (None: stacked), the projection as stored (`gate_up_proj` if fused) and the part."""
+
+    expert: int | None
+    projection: str
+    part: Part
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a layer's experts are stored."""
+
+    stacked: bool
+    fused: bool
+
+    def __str__(self) -> str:
+        gates = "gate and up fused" if self.fused else "gate and up apart"
+        return f"{'experts stacked' if self.stacked else 'experts one by one'}, {gates}"
+
+
+@dataclass
+class LayerTensors:
+    """A decoder layer's tensors: the experts' by what they are, `others` by their name inside the layer."""
+
+    layer: int
+    prefix: str
+    block: str = ""
+    experts: dict[Key, TensorRef] = field(default_factory=dict)
+    unknown: list[TensorRef] = field(default_factory=list)
+    others: dict[str, TensorRef] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        """The path of the module that holds the experts."""
+        return f"{self.prefix}layers.{self.layer}.{self.block}.experts"
+
+    @property
+    def form(self) -> Form:
+        """How most of the packed projections are stored."""
+        packed = [k for k in self.experts if k.part is Part.WEIGHTS]
+        stacked = sum(k.expert is None for k in packed)
+        return Form(2 * stacked > len(packed), any(k.projection == FUSED for k in packed))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that was found to be whole: form and dtype of its packed experts."""
+
+    tensors: LayerTensors
+    form: Form
+    scale_dtype: str
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A layer whose experts are not quantised; `entry` of modules_to_not_convert says so."""
+
+    dtype: str
+    entry: str
+
+
+def group_layers(tensors: Mapping[str, TensorRef], model: Model) -> dict[tuple[str, int], LayerTensors]:
+    """The decoder layers among `tensors`, by prefix and number."""
+    names = dict(zip(model.family.projections, ("gate_proj", "up_proj", "down_proj"), strict=True)) | {FUSED: FUSED}
+    parts = _PARTS[model.quantization.container]
+    layers: dict[tuple[str, int], LayerTensors] = {}
+    for name, ref in tensors.items():
+        match = _LAYER.fullmatch(name)
+        if not match or not DECODER_PREFIX.fullmatch(match["prefix"]):
+            continue
+        number = int(match["layer"])
+        layer = layers.setdefault((match["prefix"], number), LayerTensors(number, match["prefix"]))
+        block, found, rest = match["rest"].partition(".experts.")
+        if not found:
+            layer.others[match["rest"]] = ref
+            continue
+        layer.block = block
+        inner = _EXPERT.fullmatch(rest)
+        part = parts.get((inner["part"] or "weight").removeprefix("weight_")) if inner else None
+        if inner and (inner["part"] or "weight") == "weight":
+            part = Part.PLAIN
+        if not inner or part is None or inner["projection"] not in names:
+            layer.unknown.append(ref)
+            continue
+        expert = None if inner["expert"] is None else int(inner["expert"])
+        key = Key(expert, names[inner["projection"]], part)
+        if key in layer.experts:
+            layer.unknown.append(ref)
+        layer.experts[key] = ref
+    return layers
+
+
+@dataclass
+class Problem:
+    """One rule that tensors of a layer break, the first of them named."""
+
+    where: str
+    tensor: str
+    what: str
+    rule: str
+    way_out: str
+    more: int = 0
+
+    def error(self) -> InputError:
+        """As the line that a user sees."""
+        more = f" (and {self.more} more like it)" if self.more else ""
+        return InputError(
+            f"tensor {self.tensor}: {self.what}{more}", where=self.where, limit=self.rule, way_out=self.way_out
+        )
+
+
+def examine(
+    layer: LayerTensors, model: Model, folder: Folder, index: Mapping[str, str] | None
+) -> Layer | Plain | list[Problem]:
+    """The layer's form if its experts are whole, `Plain` if they are declared unquantised, else every broken rule."""
+    q = model.quantization
+    where = str(folder.root / (INDEX if index is not None else "model.safetensors"))
+    plain = {k: r for k, r in layer.experts.items() if k.part is Part.PLAIN}
+    packed = [r for k, r in layer.experts.items() if k.part is not Part.PLAIN]
+    entry = q.skip_entry(layer.module)
+    config = str(folder.root / CONFIG)
+    if entry is not None:
+        if packed:
+            rule = f"modules_to_not_convert of {config} lists {entry!r}, so it must not be quantised"
+            return [
+                Problem(
+                    _file(folder, packed[0]),
+                    packed[0].name,
+                    "is quantised",
+                    rule,
+                    "correct config.json",
+                    len(packed) - 1,
+                )
+            ]
+        if not plain:
+            return [
+                Problem(
+                    where,
+                    layer.module,
+                    "no experts",
+                    f"layer {layer.layer} has experts by {config}",
+                    "download the checkpoint again",
+                )
+            ]
+        return Plain(next(iter(plain.values())).dtype, entry)
+    found = _Findings(folder)
+    for ref in plain.values():
+        found.add(
+            ref,
+            "is not quantised",
+            f"the experts of layer {layer.layer} are quantised by {config}, "
+            f"whose modules_to_not_convert does not list {layer.module}",
+            "choose another layer, or list the module",
+        )
+    if plain and not packed:
+        return found.problems()
+    form = layer.form
+    for ref in layer.unknown:
+        found.add(
+            ref,
+            "is not expected here",
+            f"{q.container} experts, {form}, have no such tensor",
+            "use a checkpoint of a supported layout (docs/your-own-checkpoint.md)",
+        )
+    wanted = dict(_wanted(form, model))
+    for key, (dtypes, shapes) in wanted.items():
+        name = _name(layer, key, model)
+        if key not in layer.experts:
+            if key.part is Part.SHAPE:
+                continue
+            shard = (index or {}).get(name)
+            held = f"{INDEX} puts it into {shard}" if shard else f"every one of {model.num_experts} experts needs it"
+            found.missing(str(folder.root / (shard or where)), name, key, held, q.zero_points)
+            continue
+        ref = layer.experts[key]
+        if ref.dtype not in dtypes or ref.shape not in shapes:
+            found.add(
+                ref,
+                f"is {ref.dtype} {list(ref.shape)}",
+                f"{config} makes it {' or '.join(dtypes)} {list(shapes[0])}",
+                "correct config.json or download the shard again",
+                key.part,
+            )
+        elif index is not None and index.get(ref.name) != ref.shard:
+            found.add(
+                ref,
+                "is not in the index" if ref.name not in index else f"is in {index[ref.name]} by the index",
+                f"{INDEX} names the shard of every tensor",
+                f"download {INDEX} again",
+            )
+    for key in layer.experts.keys() - wanted.keys():
+        ref = layer.experts[key]
+        if key.part is Part.PLAIN:
+            continue
+        if key.part is Part.ZEROS and not q.zero_points:
+            found.add(ref, "holds zero points", f"{config} says that there are none", "correct config.json")
+        elif key.expert is not None and key.expert >= model.num_experts:
+            found.add(
+                ref,
+                f"belongs to expert {key.expert}",
+                f"{config} has {model.num_experts} experts",
+                "correct config.json",
+            )
+        else:
+            found.add(
+                ref,
+                "is not expected here",
+                f"the other experts of the layer are stored otherwise ({form})",
+                "use a checkpoint with one layout",
+            )
+    dtypes = sorted({r.dtype for k, r in layer.experts.items() if k.part is Part.SCALES})
+    if len(dtypes) > 1:
+        odd = next(r for k, r in layer.experts.items() if k.part is Part.SCALES and r.dtype == dtypes[-1])
+        found.add(
+            odd, f"is {odd.dtype}", f"other scales of the layer are {dtypes[0]}", "use a checkpoint with one dtype"
+        )
+    return found.problems() or Layer(layer, form, dtypes[0])
+
+
+def divisibility(model: Model, folder: Folder, tensor_parallel: int = 1) -> list[InputError]:
+    """Why the kernel does not take this layer's shapes on `tensor_parallel` GPUs; empty: it does."""
+    return [
+        InputError(what, where=str(folder.root / CONFIG), limit=limit, way_out=way_out)
+        for what, limit, way_out in _shape_faults(model, tensor_parallel)
+    ]
+
+
+# Facts: vLLM's check for Marlin MoE: hidden a multiple of 128, each rank's intermediate of max(64, group), these groups.
+KERNEL_GROUPS = (-1, 32, 64, 128)
+
+
+def _shape_faults(model: Model, tensor_parallel: int) -> Iterator[tuple[str, str, str]]:
+    group, hidden, whole = model.quantization.group_size, model.hidden, model.intermediate
+    other = "choose a checkpoint with such sizes"
+    if group not in KERNEL_GROUPS:
+        yield f"group size {group}", f"the Marlin MoE kernel takes {', '.join(map(str, KERNEL_GROUPS))}", other
+    if hidden % 128:
+        yield f"hidden_size {hidden}", "W13's K and W2's N must be a multiple of 128", other
+    least = max(64, group)
+    key = model.family.intermediate_key
+    if whole % tensor_parallel or whole // tensor_parallel % least:
+        share = whole / tensor_parallel
+        fits = [t for t in (1, 2, 4, 8) if not whole % (t * least)]
+        way_out = f"use tensor parallel {' or '.join(map(str, fits))}" if fits else other
+        split = f" split in {tensor_parallel} = {share:g}" if tensor_parallel > 1 else ""
+        yield (
+            f"{key} {whole}{split}, with group size {group}",
+            f"each rank's share must be a multiple of {least}",
+            way_out,
+        )
+
+
+def _wanted(form: Form, model: Model) -> Iterator[tuple[Key, tuple[tuple[str, ...], list[tuple[int, ...]]]]]:
+    """Every tensor that a whole layer has, with the dtypes and shapes allowed."""
+    q = model.quantization
+    for projection, (k, n) in stored_projections(form, model).items():
+        groups = 1 if q.group_size == -1 else -(-k // q.group_size)
+        if q.container is Container.AWQ:
+            shapes = {Part.WEIGHTS: (k, n // 8), Part.ZEROS: (groups, n // 8), Part.SCALES: (groups, n)}
+        else:
+            shapes = {
+                Part.WEIGHTS: (n, k // 8),
+                Part.ZEROS: (n // 8, groups),
+                Part.SCALES: (n, groups),
+                Part.SHAPE: (2,),
+            }
+        if not q.zero_points:
+            del shapes[Part.ZEROS]
+        for expert in [None] if form.stacked else range(model.num_experts):
+            for part, shape in shapes.items():
+                whole = [(model.num_experts, *shape)] if form.stacked else [shape]
+                if part is Part.SHAPE and form.stacked:
+                    whole = [(3,), (2,), *whole]
+                dtypes = {Part.SCALES: SCALE_DTYPES, Part.SHAPE: ("I64", "I32")}.get(part, ("I32",))
+                yield Key(expert, projection, part), (dtypes, whole)
+
+
+def stored_projections(form: Form, model: Model) -> dict[str, tuple[int, int]]:
+    """(K, N) of each projection as stored."""
+    h, i = model.hidden, model.intermediate
+    gates = {FUSED: (h, 2 * i)} if form.fused else {"gate_proj": (h, i), "up_proj": (h, i)}
+    return {**gates, "down_proj": (i, h)}
+
+
+def _name(layer: LayerTensors, key: Key, model: Model) -> str:
+    """The name that a missing tensor should have, spelt as its neighbours are."""
+    own = dict(zip(("gate_proj", "up_proj", "down_proj"), model.family.projections, strict=True))
+    suffix = next(s for s, p in _PARTS[model.quantization.container].items() if p is key.part)
+    neighbours = [r.name for k, r in layer.experts.items() if k.part is Part.WEIGHTS]
+    underscored = bool(neighbours) and re.search(r"_proj_(qweight|packed)$", neighbours[0]) is not None
+    if model.quantization.container is Container.COMPRESSED and not underscored:
+        suffix = f"weight_{suffix}"
+    expert = "" if key.expert is None else f"{key.expert}."
+    return f"{layer.module}.{expert}{own.get(key.projection, key.projection)}{'_' if underscored else '.'}{suffix}"
+
+
+def _file(folder: Folder, ref: TensorRef) -> str:
+    return str(folder.root / ref.shard)
+
+
+class _Findings:
+    """Problems of one layer: tensors that break the same rule share a line."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self._found: dict[tuple[str, ...], Problem] = {}
+
+    def add(self, ref: TensorRef, what: str, rule: str, way_out: str, kind: str = "") -> None:
+        self._put((kind or rule, way_out), Problem(_file(self.folder, ref), ref.name, what, rule, way_out))
+
+    def missing(self, where: str, name: str, key: Key, held: str, zero_points: bool) -> None:
+        way_out = "download the shard again"
+        if key.part is Part.ZEROS and zero_points:
+            way_out += ", or set zero_point to false in config.json if the weights are symmetric"
+        elif key.part in (Part.WEIGHTS, Part.SCALES):
+            way_out += "; nothing is put in its place"
+        self._put(("missing", where, key.part), Problem(where, name, "is missing", held, way_out))
+
+    def _put(self, key: tuple[str, ...], problem: Problem) -> None:
+        first = self._found.setdefault(key, problem)
+        if first is not problem:
+            first.more += 1
+
+    def problems(self) -> list[Problem]:
+        return list(self._found.values())
