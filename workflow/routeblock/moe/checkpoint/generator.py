@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small checkpoints in the real formats, drawn from a seed: for tests, and for trying the tool without a download.
 
-They have what a published checkpoint has (shards, index, configuration, tokenizer files, seventeen files by default) and
-random weights. Their logical weights are known, so a reader can be held against them bit for bit.
+They have what a published checkpoint has (shards, index, configuration, tokenizer files, seventeen files by default)
+and random weights. Their logical weights are known, so a reader can be held against them bit for bit.
 """
 
 from __future__ import annotations
@@ -273,8 +273,9 @@ def _plain(spec: Spec, base: str, layer: int) -> Iterator[LazyTensor]:
 def _experts(spec: Spec, layout: Layout, base: str, layer: int, weights: Weights) -> Iterator[LazyTensor]:
     family = FAMILIES[spec.model_type]
     own = dict(zip(PROJECTIONS, family.projections, strict=True))
-    groups = {"gate_up_proj": PROJECTIONS[:2]} if layout.fused else {p: (p,) for p in PROJECTIONS[:2]}
-    groups["down_proj"] = PROJECTIONS[2:]
+    groups: dict[str, tuple[str, ...]] = {p: (p,) for p in PROJECTIONS}
+    if layout.fused:
+        groups = {"gate_up_proj": PROJECTIONS[:2], "down_proj": PROJECTIONS[2:]}
     for expert in [None] if layout.stacked else range(spec.experts):
         for stored, parts in groups.items():
             module = f"{base}{family.block}.experts.{'' if expert is None else f'{expert}.'}{own.get(stored, stored)}"
@@ -289,6 +290,7 @@ def _experts(spec: Spec, layout: Layout, base: str, layer: int, weights: Weights
 
 def _announced(spec: Spec, layout: Layout, k: int, n: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     groups = 1 if layout.per_column else k // spec.group_size
+    found: dict[str, tuple[str, tuple[int, ...]]]
     if layout.container is Container.AWQ:
         found = {
             "qweight": ("int32", (k, n // 8)),
@@ -304,7 +306,7 @@ def _announced(spec: Spec, layout: Layout, k: int, n: int) -> dict[str, tuple[st
         }
     if not layout.zero_points:
         found = {s: x for s, x in found.items() if s not in ("qzeros", "weight_zero_point")}
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _maker(
@@ -362,7 +364,8 @@ def _stored(layout: Layout, whole: PackedProjection, suffix: str) -> NDArray[Any
 def _pack_low_first(values: NDArray[np.uint8]) -> NDArray[np.int32]:
     """uint8 [R, C] -> int32 [R, C/8]: shifts and sums, unlike the reader's bytes, so that one checks the other."""
     nibbles = values.reshape(values.shape[0], -1, 8).astype(np.uint32) << (4 * np.arange(8, dtype=np.uint32))
-    return nibbles.sum(axis=2, dtype=np.uint32).view(np.int32)
+    words: NDArray[np.int32] = nibbles.sum(axis=2, dtype=np.uint32).view(np.int32)
+    return words
 
 
 def _companions(spec: Spec) -> dict[str, str]:
@@ -370,7 +373,7 @@ def _companions(spec: Spec) -> dict[str, str]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     spare = iter(range(256, 512))
     letters = {chr(b if b in printable else next(spare)): b for b in range(BYTE_VOCABULARY)}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": None,

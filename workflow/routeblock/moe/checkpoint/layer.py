@@ -22,6 +22,7 @@ from routeblock.moe.checkpoint.layout import (
     FUSED,
     Form,
     Key,
+    Layer,
     LayerTensors,
     Part,
     Plain,
@@ -101,6 +102,16 @@ class ExpertLayer:
                 way_out="give captured inputs with routing instead",
             )
         return self.catalogue.read(ref.name)
+
+    def shape(self, projection: str) -> tuple[int, int]:
+        """(K, N) of a projection of one expert."""
+        h, i = self.model.hidden, self.model.intermediate
+        return (i, h) if projection == "down_proj" else (h, i)
+
+    def groups(self, k: int) -> int:
+        """Rows of scales for K rows of weights."""
+        group = self.model.quantization.group_size
+        return 1 if group == -1 else k // group
 
     def shards(self) -> list[str]:
         """The shards that hold the experts, ascending."""
@@ -240,28 +251,29 @@ def read_layer(checkpoint: Checkpoint, layer: int) -> ExpertLayer:
         )
     if isinstance(found, list):
         raise found[0].error()
-    result = ExpertLayer(
-        layer, model, found.form, {"F16": "float16", "BF16": "bfloat16"}[found.scale_dtype], tensors, catalogue
-    )
-    _check_shapes_stored(result, checkpoint)
-    return result
+    fault = stored_shape_fault(found, model, catalogue, checkpoint.folder)
+    if fault:
+        raise fault
+    dtype = {"F16": "float16", "BF16": "bfloat16"}[found.scale_dtype]
+    return ExpertLayer(layer, model, found.form, dtype, tensors, catalogue)
 
 
-def _check_shapes_stored(layer: ExpertLayer, checkpoint: Checkpoint) -> None:
-    """compressed-tensors also stores each weight's own shape [N, K]: it must be the one that config.json implies."""
-    sizes = stored_projections(layer.form, layer.model)
-    for key, ref in layer.tensors.experts.items():
+def stored_shape_fault(found: Layer, model: Model, catalogue: Catalogue, folder: Folder) -> InputError | None:
+    """compressed-tensors also stores each weight's own shape [N, K]: the first that config.json contradicts."""
+    sizes = stored_projections(found.form, model)
+    for key, ref in found.tensors.experts.items():
         if key.part is not Part.SHAPE:
             continue
         k, n = sizes[key.projection]
-        stored = np.asarray(layer.catalogue.read(ref.name)).reshape(-1, ref.shape[-1])
+        stored = np.asarray(catalogue.read(ref.name)).reshape(-1, ref.shape[-1])
         if not (stored[:, -2:] == (n, k)).all():
-            raise InputError(
+            return InputError(
                 f"tensor {ref.name} says {stored[0].tolist()}",
-                where=str(checkpoint.folder.root / ref.shard),
+                where=str(folder.root / ref.shard),
                 limit=f"the sizes in {CONFIG} make it [{n}, {k}]",
                 way_out="download the shard again",
             )
+    return None
 
 
 def ranges(numbers: tuple[int, ...] | list[int]) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tensors hold a layer's packed experts, and whether they are all there with the shapes that config.json implies.
 
-Layouts: experts one by one (`experts.7.up_proj.qweight`) or stacked along a first axis (`experts.up_proj.qweight`), gate
-and up apart or fused side by side (`gate_up_proj`, gate first). AutoAWQ: qweight int32 [K, N/8], qzeros int32 [K/g, N/8],
-scales [K/g, N]. compressed-tensors pack-quantized: weight_packed int32 [N, K/8], weight_scale [N, K/g],
+Layouts: experts one by one (`experts.7.up_proj.qweight`) or stacked along a first axis (`experts.up_proj.qweight`),
+gate and up apart or fused side by side (`gate_up_proj`, gate first). AutoAWQ: qweight int32 [K, N/8], qzeros int32
+[K/g, N/8], scales [K/g, N]. compressed-tensors pack-quantized: weight_packed int32 [N, K/8], weight_scale [N, K/g],
 weight_zero_point int32 [N/8, K/g], weight_shape [2]; low nibble first, values and zero points stored plus 8.
 """
 
@@ -281,7 +281,7 @@ def divisibility(model: Model, folder: Folder, tensor_parallel: int = 1) -> list
     ]
 
 
-# Facts: vLLM's check for Marlin MoE: hidden a multiple of 128, each rank's intermediate of max(64, group), these groups.
+# Facts: vLLM's check for Marlin MoE: hidden a multiple of 128, each rank's intermediate one of max(64, group), and:
 KERNEL_GROUPS = (-1, 32, 64, 128)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What config.json says: which layers have experts, their sizes, how they are routed and how they are quantised.
 
-Facts: the configuration and modelling files of transformers for each family; the AutoAWQ and compressed-tensors formats.
-Adding a family is one entry.
+Facts: the configuration and modelling files of transformers for each family; the AutoAWQ and compressed-tensors
+formats. Adding a family is one entry.
 """
 
 from __future__ import annotations
