@@ -388,16 +388,18 @@ def generate_checkpoint(
     """Write a small checkpoint in a real format with random weights, to try the other commands on."""
     from routeblock.moe.checkpoint.generator import Spec, generate
 
-    sizes = {"layers": layers, "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
-    plain = tuple(plain_layer or ())
     spec = Spec(
-        layout,
-        model_type,
-        **sizes,
+        layout=layout,
+        model_type=model_type,
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        experts=experts,
+        top_k=top_k,
         group_size=group_size,
         dtype=dtype,
         shards=shards,
-        plain_layers=plain,
+        plain_layers=tuple(plain_layer or ()),
         revision=revision,
         seed=seed,
     )

@@ -64,7 +64,7 @@ def stream_tensors(path: Path, tensors: Sequence[LazyTensor], metadata: Mapping[
             array = t.make()
             if array.dtype.name != t.dtype or array.shape != t.shape:
                 raise ValueError(f"{t.name} is {array.dtype} {array.shape}, announced as {t.dtype} {t.shape}")
-            put(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+            put(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         for future in pending:
             future.result()
     return digest.hexdigest()

@@ -47,8 +47,8 @@ class Request:
     all_experts: bool = False
 
 
-def write_checkpoint_fixture(folder: Path, request: Request) -> None:
-    """Write the files of the fixture into an existing folder.
+def write_checkpoint_fixture(folder: Path, request: Request) -> dict[str, str]:
+    """Write the files of the fixture into an existing folder; the SHA-256 of its tensor files, as they were written.
 
     The shards that hold the layer are hashed and held against the manifest, every other file by its size. Raises
     InputError for anything in the checkpoint, the manifest or the inputs that does not fit.
@@ -104,10 +104,11 @@ def write_checkpoint_fixture(folder: Path, request: Request) -> None:
     }
     with atomic_file(folder / SPEC) as tmp:
         tmp.write_bytes(canonical_json(document))
+    return digests
 
 
 def seal_fixture(out: Path, request: Request, *, code: str) -> None:
-    """Make the fixture at `out`, whole or not at all, and seal it. Raises InputError as `write_checkpoint_fixture` does."""
+    """Make the fixture at `out`, whole or not at all, and seal it. Raises as `write_checkpoint_fixture` does."""
     parameters = {
         "layer": request.layer,
         "revision": request.revision,
@@ -117,7 +118,7 @@ def seal_fixture(out: Path, request: Request, *, code: str) -> None:
         "all_experts": request.all_experts,
     }
     with atomic_folder(out) as folder:
-        write_checkpoint_fixture(folder, request)
+        digests = write_checkpoint_fixture(folder, request)
         files = [folder / name for name in (*TENSOR_FILES, SPEC)]
         used = [request.manifest, *([request.captured] if request.captured else [])]
         seal(
@@ -127,6 +128,7 @@ def seal_fixture(out: Path, request: Request, *, code: str) -> None:
             inputs=used,
             parameters=parameters,
             code=code,
+            known={folder / name: sha256 for name, sha256 in digests.items()},
         )
 
 

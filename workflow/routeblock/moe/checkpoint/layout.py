@@ -17,7 +17,7 @@ from enum import StrEnum
 from routeblock.errors import InputError
 from routeblock.moe.checkpoint.folder import Folder
 from routeblock.moe.checkpoint.model import CONFIG, Container, Model
-from routeblock.moe.checkpoint.shards import INDEX, TensorRef
+from routeblock.moe.checkpoint.shards import INDEX, SINGLE, TensorRef
 
 FUSED = "gate_up_proj"
 SCALE_DTYPES = ("F16", "BF16")
@@ -50,6 +50,14 @@ _PARTS: dict[Container, dict[str, Part]] = {
         "scale": Part.SCALES,
         "shape": Part.SHAPE,
     },
+}
+
+
+_DTYPES: dict[Part, tuple[str, ...]] = {
+    Part.WEIGHTS: ("I32",),
+    Part.ZEROS: ("I32",),
+    Part.SCALES: SCALE_DTYPES,
+    Part.SHAPE: ("I64", "I32"),
 }
 
 
@@ -169,108 +177,100 @@ def examine(
     layer: LayerTensors, model: Model, folder: Folder, index: Mapping[str, str] | None
 ) -> Layer | Plain | list[Problem]:
     """The layer's form if its experts are whole, `Plain` if they are declared unquantised, else every broken rule."""
-    q = model.quantization
-    where = str(folder.root / (INDEX if index is not None else "model.safetensors"))
-    plain = {k: r for k, r in layer.experts.items() if k.part is Part.PLAIN}
-    packed = [r for k, r in layer.experts.items() if k.part is not Part.PLAIN]
-    entry = q.skip_entry(layer.module)
-    config = str(folder.root / CONFIG)
+    entry = model.quantization.skip_entry(layer.module)
     if entry is not None:
-        if packed:
-            rule = f"modules_to_not_convert of {config} lists {entry!r}, so it must not be quantised"
-            return [
-                Problem(
-                    _file(folder, packed[0]),
-                    packed[0].name,
-                    "is quantised",
-                    rule,
-                    "correct config.json",
-                    len(packed) - 1,
-                )
-            ]
-        if not plain:
-            return [
-                Problem(
-                    where,
-                    layer.module,
-                    "no experts",
-                    f"layer {layer.layer} has experts by {config}",
-                    "download the checkpoint again",
-                )
-            ]
-        return Plain(next(iter(plain.values())).dtype, entry)
+        return _examine_skipped(layer, entry, folder, index)
     found = _Findings(folder)
-    for ref in plain.values():
+    config = folder.root / CONFIG
+    plain = [r for k, r in layer.experts.items() if k.part is Part.PLAIN]
+    for ref in plain:
         found.add(
             ref,
             "is not quantised",
-            f"the experts of layer {layer.layer} are quantised by {config}, "
-            f"whose modules_to_not_convert does not list {layer.module}",
+            f"{config} quantises layer {layer.layer}: its modules_to_not_convert does not list {layer.module}",
             "choose another layer, or list the module",
         )
-    if plain and not packed:
-        return found.problems()
-    form = layer.form
-    for ref in layer.unknown:
-        found.add(
-            ref,
-            "is not expected here",
-            f"{q.container} experts, {form}, have no such tensor",
-            "use a checkpoint of a supported layout (docs/your-own-checkpoint.md)",
-        )
-    wanted = dict(_wanted(form, model))
-    for key, (dtypes, shapes) in wanted.items():
-        name = _name(layer, key, model)
-        if key not in layer.experts:
-            if key.part is Part.SHAPE:
-                continue
+    if len(plain) < len(layer.experts) or layer.unknown:
+        _check_wanted(layer, model, folder, index, found)
+        _check_others(layer, model, folder, found)
+        _check_scales(layer, found)
+    scales = [r.dtype for k, r in layer.experts.items() if k.part is Part.SCALES]
+    return found.problems() or Layer(layer, layer.form, scales[0])
+
+
+def _examine_skipped(
+    layer: LayerTensors, entry: str, folder: Folder, index: Mapping[str, str] | None
+) -> Plain | list[Problem]:
+    """A layer that modules_to_not_convert names."""
+    config = folder.root / CONFIG
+    packed = [r for k, r in layer.experts.items() if k.part is not Part.PLAIN]
+    plain = [r for k, r in layer.experts.items() if k.part is Part.PLAIN]
+    if packed:
+        rule = f"modules_to_not_convert of {config} lists {entry!r}, so it must not be quantised"
+        where = str(folder.root / packed[0].shard)
+        return [Problem(where, packed[0].name, "is quantised", rule, "correct config.json", len(packed) - 1)]
+    if not plain:
+        rule = f"layer {layer.layer} has experts by {config}"
+        return [Problem(_whole(folder, index), layer.module, "no experts", rule, "download the checkpoint again")]
+    return Plain(plain[0].dtype, entry)
+
+
+def _whole(folder: Folder, index: Mapping[str, str] | None) -> str:
+    """Where a tensor of no known shard should be named."""
+    return str(folder.root / (INDEX if index is not None else SINGLE))
+
+
+def _check_wanted(
+    layer: LayerTensors, model: Model, folder: Folder, index: Mapping[str, str] | None, found: _Findings
+) -> None:
+    """Every tensor of a whole layer is there, in the index, with its dtype and shape."""
+    q, config = model.quantization, folder.root / CONFIG
+    for key, (dtypes, shapes) in _wanted(layer.form, model):
+        ref = layer.experts.get(key)
+        if ref is None and key.part is not Part.SHAPE:
+            name = _name(layer, key, model)
             shard = (index or {}).get(name)
-            held = f"{INDEX} puts it into {shard}" if shard else f"every one of {model.num_experts} experts needs it"
-            found.missing(str(folder.root / (shard or where)), name, key, held, q.zero_points)
+            where = str(folder.root / shard) if shard else _whole(folder, index)
+            rule = f"{INDEX} puts it there" if shard else f"each of the {model.num_experts} experts needs it"
+            found.missing(where, name, key, rule, q.zero_points)
+        elif ref is None:
             continue
-        ref = layer.experts[key]
-        if ref.dtype not in dtypes or ref.shape not in shapes:
-            found.add(
-                ref,
-                f"is {ref.dtype} {list(ref.shape)}",
-                f"{config} makes it {' or '.join(dtypes)} {list(shapes[0])}",
-                "correct config.json or download the shard again",
-                key.part,
-            )
+        elif ref.dtype not in dtypes or ref.shape not in shapes:
+            rule = f"{config} makes it {' or '.join(dtypes)} {list(shapes[0])}"
+            way_out = "correct config.json or download the shard again"
+            found.add(ref, f"is {ref.dtype} {list(ref.shape)}", rule, way_out, key.part)
         elif index is not None and index.get(ref.name) != ref.shard:
-            found.add(
-                ref,
-                "is not in the index" if ref.name not in index else f"is in {index[ref.name]} by the index",
-                f"{INDEX} names the shard of every tensor",
-                f"download {INDEX} again",
-            )
-    for key in layer.experts.keys() - wanted.keys():
-        ref = layer.experts[key]
-        if key.part is Part.PLAIN:
+            what = "is not in the index" if ref.name not in index else f"is in {index[ref.name]} by the index"
+            found.add(ref, what, f"{INDEX} names the shard of every tensor", f"download {INDEX} again")
+
+
+def _check_others(layer: LayerTensors, model: Model, folder: Folder, found: _Findings) -> None:
+    """No tensor of the experts is left over."""
+    q, config, form = model.quantization, folder.root / CONFIG, layer.form
+    for ref in layer.unknown:
+        rule = f"{q.container} experts, {form}, have no such tensor"
+        found.add(ref, "is not expected here", rule, "use a checkpoint of a layout in docs/your-own-checkpoint.md")
+    wanted = {key for key, _ in _wanted(form, model)}
+    for key, ref in layer.experts.items():
+        if key in wanted or key.part is Part.PLAIN:
             continue
         if key.part is Part.ZEROS and not q.zero_points:
             found.add(ref, "holds zero points", f"{config} says that there are none", "correct config.json")
         elif key.expert is not None and key.expert >= model.num_experts:
-            found.add(
-                ref,
-                f"belongs to expert {key.expert}",
-                f"{config} has {model.num_experts} experts",
-                "correct config.json",
-            )
+            rule = f"{config} has {model.num_experts} experts"
+            found.add(ref, f"belongs to expert {key.expert}", rule, "correct config.json")
         else:
-            found.add(
-                ref,
-                "is not expected here",
-                f"the other experts of the layer are stored otherwise ({form})",
-                "use a checkpoint with one layout",
-            )
-    dtypes = sorted({r.dtype for k, r in layer.experts.items() if k.part is Part.SCALES})
-    if len(dtypes) > 1:
-        odd = next(r for k, r in layer.experts.items() if k.part is Part.SCALES and r.dtype == dtypes[-1])
-        found.add(
-            odd, f"is {odd.dtype}", f"other scales of the layer are {dtypes[0]}", "use a checkpoint with one dtype"
-        )
-    return found.problems() or Layer(layer, form, dtypes[0])
+            rule = f"the other experts of the layer are stored otherwise ({form})"
+            found.add(ref, "is not expected here", rule, "use a checkpoint with one layout")
+
+
+def _check_scales(layer: LayerTensors, found: _Findings) -> None:
+    """All scales of the layer are of one dtype."""
+    scales = [r for k, r in layer.experts.items() if k.part is Part.SCALES]
+    for ref in scales:
+        if ref.dtype != scales[0].dtype:
+            rule = f"other scales of the layer are {scales[0].dtype}"
+            found.add(ref, f"is {ref.dtype}", rule, "use a checkpoint with one dtype")
 
 
 def divisibility(model: Model, folder: Folder, tensor_parallel: int = 1) -> list[InputError]:
@@ -312,7 +312,11 @@ def _wanted(form: Form, model: Model) -> Iterator[tuple[Key, tuple[tuple[str, ..
     for projection, (k, n) in stored_projections(form, model).items():
         groups = 1 if q.group_size == -1 else -(-k // q.group_size)
         if q.container is Container.AWQ:
-            shapes = {Part.WEIGHTS: (k, n // 8), Part.ZEROS: (groups, n // 8), Part.SCALES: (groups, n)}
+            shapes: dict[Part, tuple[int, ...]] = {
+                Part.WEIGHTS: (k, n // 8),
+                Part.ZEROS: (groups, n // 8),
+                Part.SCALES: (groups, n),
+            }
         else:
             shapes = {
                 Part.WEIGHTS: (n, k // 8),
@@ -327,8 +331,7 @@ def _wanted(form: Form, model: Model) -> Iterator[tuple[Key, tuple[tuple[str, ..
                 whole = [(model.num_experts, *shape)] if form.stacked else [shape]
                 if part is Part.SHAPE and form.stacked:
                     whole = [(3,), (2,), *whole]
-                dtypes = {Part.SCALES: SCALE_DTYPES, Part.SHAPE: ("I64", "I32")}.get(part, ("I32",))
-                yield Key(expert, projection, part), (dtypes, whole)
+                yield Key(expert, projection, part), (_DTYPES[part], whole)
 
 
 def stored_projections(form: Form, model: Model) -> dict[str, tuple[int, int]]:
@@ -350,10 +353,6 @@ def _name(layer: LayerTensors, key: Key, model: Model) -> str:
     return f"{layer.module}.{expert}{own.get(key.projection, key.projection)}{'_' if underscored else '.'}{suffix}"
 
 
-def _file(folder: Folder, ref: TensorRef) -> str:
-    return str(folder.root / ref.shard)
-
-
 class _Findings:
     """Problems of one layer: tensors that break the same rule share a line."""
 
@@ -362,7 +361,7 @@ class _Findings:
         self._found: dict[tuple[str, ...], Problem] = {}
 
     def add(self, ref: TensorRef, what: str, rule: str, way_out: str, kind: str = "") -> None:
-        self._put((kind or rule, way_out), Problem(_file(self.folder, ref), ref.name, what, rule, way_out))
+        self._put((kind or rule, way_out), Problem(str(self.folder.root / ref.shard), ref.name, what, rule, way_out))
 
     def missing(self, where: str, name: str, key: Key, held: str, zero_points: bool) -> None:
         way_out = "download the shard again"
