@@ -242,13 +242,7 @@ def read_layer(checkpoint: Checkpoint, layer: int) -> ExpertLayer:
         raise faults[0]
     found = examine(tensors, model, checkpoint.folder, checkpoint.index)
     if isinstance(found, Plain):
-        first = next(iter(tensors.experts.values()))
-        raise InputError(
-            f"tensor {first.name} is plain {found.dtype}: modules_to_not_convert lists {found.entry!r}",
-            where=str(checkpoint.folder.root / first.shard),
-            limit="the study needs a layer with packed 4-bit experts",
-            way_out="choose another layer (routeblock checkpoint lists them)",
-        )
+        raise found.fault(layer, checkpoint.folder)
     if isinstance(found, list):
         raise found[0].error()
     fault = stored_shape_fault(found, model, catalogue, checkpoint.folder)

@@ -10,7 +10,7 @@ weight_zero_point int32 [N/8, K/g], weight_shape [2]; low nibble first, values a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -20,6 +20,7 @@ from routeblock.moe.checkpoint.model import CONFIG, Container, Model
 from routeblock.moe.checkpoint.shards import INDEX, SINGLE, TensorRef
 
 FUSED = "gate_up_proj"
+MISSING = "is missing"
 SCALE_DTYPES = ("F16", "BF16")
 # The decoder's own layers: a prefix of these words only, however often (a doubled `model.` is seen in the wild). Vision
 # towers and multi-token prediction heads have others.
@@ -119,8 +120,17 @@ class Layer:
 class Plain:
     """A layer whose experts are not quantised; `entry` of modules_to_not_convert says so."""
 
-    dtype: str
+    first: TensorRef
     entry: str
+
+    def fault(self, layer: int, folder: Folder) -> InputError:
+        """Why the study cannot run on it."""
+        return InputError(
+            f"tensor {self.first.name} is plain {self.first.dtype}",
+            where=str(folder.root / self.first.shard),
+            limit=f"modules_to_not_convert of {CONFIG} lists {self.entry!r}, and the study needs packed 4-bit experts",
+            way_out=f"choose another layer than {layer} (routeblock checkpoint lists them)",
+        )
 
 
 def group_layers(tensors: Mapping[str, TensorRef], model: Model) -> dict[tuple[str, int], LayerTensors]:
@@ -164,6 +174,12 @@ class Problem:
     rule: str
     way_out: str
     more: int = 0
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What makes two problems one kind: tensors may then share a line."""
+        missing = self.what == MISSING
+        return (self.what if missing else "", self.where if missing else "", self.rule, self.way_out)
 
     def error(self) -> InputError:
         """As the line that a user sees."""
@@ -212,7 +228,7 @@ def _examine_skipped(
     if not plain:
         rule = f"layer {layer.layer} has experts by {config}"
         return [Problem(_whole(folder, index), layer.module, "no experts", rule, "download the checkpoint again")]
-    return Plain(plain[0].dtype, entry)
+    return Plain(plain[0], entry)
 
 
 def _whole(folder: Folder, index: Mapping[str, str] | None) -> str:
@@ -238,7 +254,7 @@ def _check_wanted(
         elif ref.dtype not in dtypes or ref.shape not in shapes:
             rule = f"{config} makes it {' or '.join(dtypes)} {list(shapes[0])}"
             way_out = "correct config.json or download the shard again"
-            found.add(ref, f"is {ref.dtype} {list(ref.shape)}", rule, way_out, key.part)
+            found.add(ref, f"is {ref.dtype} {list(ref.shape)}", rule, way_out)
         elif index is not None and index.get(ref.name) != ref.shard:
             what = "is not in the index" if ref.name not in index else f"is in {index[ref.name]} by the index"
             found.add(ref, what, f"{INDEX} names the shard of every tensor", f"download {INDEX} again")
@@ -353,15 +369,25 @@ def _name(layer: LayerTensors, key: Key, model: Model) -> str:
     return f"{layer.module}.{expert}{own.get(key.projection, key.projection)}{'_' if underscored else '.'}{suffix}"
 
 
+def merge(problems: Iterable[Problem]) -> list[Problem]:
+    """One problem of each kind, the first, with the number of the others."""
+    found: dict[tuple[str, ...], Problem] = {}
+    for problem in problems:
+        first = found.setdefault(problem.key, problem)
+        if first is not problem:
+            first.more += 1 + problem.more
+    return list(found.values())
+
+
 class _Findings:
-    """Problems of one layer: tensors that break the same rule share a line."""
+    """Problems of one layer."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
-        self._found: dict[tuple[str, ...], Problem] = {}
+        self._found: list[Problem] = []
 
-    def add(self, ref: TensorRef, what: str, rule: str, way_out: str, kind: str = "") -> None:
-        self._put((kind or rule, way_out), Problem(str(self.folder.root / ref.shard), ref.name, what, rule, way_out))
+    def add(self, ref: TensorRef, what: str, rule: str, way_out: str) -> None:
+        self._found.append(Problem(str(self.folder.root / ref.shard), ref.name, what, rule, way_out))
 
     def missing(self, where: str, name: str, key: Key, held: str, zero_points: bool) -> None:
         way_out = "download the shard again"
@@ -369,12 +395,7 @@ class _Findings:
             way_out += ", or set zero_point to false in config.json if the weights are symmetric"
         elif key.part in (Part.WEIGHTS, Part.SCALES):
             way_out += "; nothing is put in its place"
-        self._put(("missing", where, key.part), Problem(where, name, "is missing", held, way_out))
-
-    def _put(self, key: tuple[str, ...], problem: Problem) -> None:
-        first = self._found.setdefault(key, problem)
-        if first is not problem:
-            first.more += 1
+        self._found.append(Problem(where, name, MISSING, held, way_out))
 
     def problems(self) -> list[Problem]:
-        return list(self._found.values())
+        return merge(self._found)

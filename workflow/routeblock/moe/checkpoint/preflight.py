@@ -9,7 +9,17 @@ from pathlib import Path
 
 from routeblock.errors import InputError
 from routeblock.moe.checkpoint.layer import Checkpoint, one_prefix, open_checkpoint, ranges, stored_shape_fault
-from routeblock.moe.checkpoint.layout import Layer, LayerTensors, Plain, divisibility, examine, group_layers
+from routeblock.moe.checkpoint.layout import (
+    MISSING,
+    Layer,
+    LayerTensors,
+    Plain,
+    Problem,
+    divisibility,
+    examine,
+    group_layers,
+    merge,
+)
 from routeblock.moe.checkpoint.model import CONFIG, Model
 from routeblock.moe.checkpoint.shards import Catalogue, TensorRef, read_header, shard_names
 
@@ -69,6 +79,7 @@ State = Layer | Plain | None
 def _layers(checkpoint: Checkpoint, catalogue: Catalogue, report: Report) -> Iterator[tuple[int, State]]:
     layers = group_layers(catalogue.tensors, checkpoint.model)
     lost = set(shard_names(checkpoint.folder.files, checkpoint.index)) - _readable(catalogue)
+    broken: list[Problem] = []
     for number in checkpoint.model.moe_layers:
         tensors = one_prefix(layers, number, checkpoint)
         if isinstance(tensors, InputError):
@@ -79,14 +90,13 @@ def _layers(checkpoint: Checkpoint, catalogue: Catalogue, report: Report) -> Ite
         state = examine(tensors, checkpoint.model, checkpoint.folder, checkpoint.index)
         if isinstance(state, list):
             # A shard that cannot be read was named once; the tensors that the index puts there say nothing new.
-            for problem in state:
-                if not (problem.what == "is missing" and _lies_in(problem.tensor, checkpoint, lost)):
-                    report.problems.append(problem.error())
+            broken += [p for p in state if not (p.what == MISSING and _lies_in(p.tensor, checkpoint, lost))]
             yield number, None
         else:
             if isinstance(state, Layer) and (fault := _stored_shapes(state, checkpoint, catalogue)):
                 report.problems.append(fault)
             yield number, state
+    report.problems += [p.error() for p in merge(broken)]
     report.problems += _beyond(layers, checkpoint)
 
 
@@ -122,12 +132,7 @@ def _unfit(checkpoint: Checkpoint, layer: int, state: State) -> list[InputError]
         limit = f"layers with experts are {ranges(checkpoint.model.moe_layers)}"
         return [InputError(f"layer {layer} has no experts", where=where, limit=limit, way_out="choose one of them")]
     if isinstance(state, Plain):
-        limit = f"modules_to_not_convert lists {state.entry!r}, and the study needs packed 4-bit experts"
-        return [
-            InputError(
-                f"layer {layer} is plain {state.dtype}", where=where, limit=limit, way_out="choose another layer"
-            )
-        ]
+        return [state.fault(layer, checkpoint.folder)]
     return []  # its own problems are listed
 
 
@@ -173,7 +178,7 @@ def _state_text(states: dict[int, State], number: int) -> str:
     match states[number]:
         case Layer(form=form, scale_dtype=dtype):
             return f"packed 4-bit experts, {form}, {dtype} scales"
-        case Plain(dtype=dtype, entry=entry):
-            return f"plain {dtype} experts, modules_to_not_convert lists {entry!r}"
+        case Plain(first=first, entry=entry):
+            return f"plain {first.dtype} experts, modules_to_not_convert lists {entry!r}"
         case _:
             return "experts incomplete or malformed"
