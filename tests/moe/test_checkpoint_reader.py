@@ -21,7 +21,7 @@ from routeblock.moe.checkpoint.generator import LAYOUTS, Spec, drawn_weights, ge
 from routeblock.moe.checkpoint.layer import PackedProjection, open_checkpoint, ranges, read_layer
 from routeblock.moe.checkpoint.model import PROJECTIONS, Container, Quantization
 
-GOLDEN = Path(__file__).parents[1] / "data" / "packed_e106.json"
+GOLDEN = Path(__file__).parents[2] / "fixtures" / "golden" / "packed_e106.json"
 SMALL = Spec(experts=6, top_k=2, hidden=128, intermediate=64, group_size=32)
 
 

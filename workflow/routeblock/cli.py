@@ -357,13 +357,23 @@ def checkpoint_fixture(
         list[str] | None, typer.Option(help="POINT:LANE that the pair search looks at, first first.")
     ] = None,
     all_experts: Annotated[bool, typer.Option("--all-experts", help="Keep experts that no route uses.")] = False,
+    confirm: Annotated[bool, typer.Option("--confirm", help="Let the twin look for pairs that change bits.")] = False,
 ) -> None:
     """Make a fixture of one layer of a checkpoint: packed experts, routed inputs, pairs and plans by search."""
     from routeblock.route_block.checkpoint_fixture import Request, parse_points, parse_tokens, seal_fixture
     from routeblock.workflow import code
 
     request = Request(
-        path, manifest, layer, revision, captured, prompt, parse_tokens(token_ids), parse_points(point), all_experts
+        path,
+        manifest,
+        layer,
+        revision,
+        captured,
+        prompt,
+        parse_tokens(token_ids),
+        parse_points(point),
+        all_experts,
+        confirm,
     )
     seal_fixture(out, request, code=code("checkpoint_fixture"))
 

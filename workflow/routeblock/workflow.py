@@ -37,7 +37,7 @@ RULES: dict[str, Code] = {
     "probe": Code(("routeblock.cuda.grid_probe",), ("cuda/grid_probe.c",)),
     "golden": Code(("routeblock.route_block.golden",)),
     "fixture": Code(("routeblock.route_block.make_fixture",)),
-    "checkpoint_files": Code(("routeblock.moe.checkpoint.manifest",)),
+    "manifest": Code(("routeblock.moe.checkpoint.manifest",)),
     "checkpoint_fixture": Code(("routeblock.route_block.checkpoint_fixture",)),
     "prediction": Code(("routeblock.route_block.freeze",)),
     "control": Code(("routeblock.route_block.control",)),

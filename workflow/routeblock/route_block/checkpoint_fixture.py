@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,20 @@ from routeblock.moe.checkpoint.inputs import Inputs, captured_inputs, stand_in_i
 from routeblock.moe.checkpoint.layer import ExpertLayer, PackedProjection, open_checkpoint, read_layer
 from routeblock.moe.checkpoint.manifest import compare, identity, read_manifest
 from routeblock.moe.checkpoint.model import PROJECTIONS
-from routeblock.moe.routing import block_size_for, check_plan
-from routeblock.route_block.fixture import FORMAT, INPUTS, LAYER, PLANS, SPEC, TENSOR_FILES, plan_tensors, tensor_name
+from routeblock.moe.routing import AlignedPlan, block_size_for, check_plan
+from routeblock.route_block.fixture import (
+    FORMAT,
+    INPUTS,
+    LAYER,
+    PLANS,
+    SPEC,
+    TENSOR_FILES,
+    LayerFixture,
+    plan_tensors,
+    tensor_name,
+)
 from routeblock.route_block.operating_point import operating_point
-from routeblock.route_block.pairs import find_pairs
+from routeblock.route_block.pairs import Sensitivity, find_pairs
 
 NAME = "checkpoint"
 
@@ -33,7 +43,8 @@ class Request:
     """What to make a fixture of. One of `captured`, `prompt` and `token_ids` gives the inputs.
 
     `manifest` is the checkpoint's files.json; `points` are (operating point, lane) whose launches the pair search looks
-    at, the first decisive; `all_experts` keeps experts that no route uses.
+    at, the first decisive; `all_experts` keeps experts that no route uses; `confirm` lets the twin look for pairs that
+    change bits.
     """
 
     checkpoint: Path
@@ -45,6 +56,7 @@ class Request:
     token_ids: list[int] | None = None
     points: Sequence[tuple[str, str]] = (("published", "twin-ampere"),)
     all_experts: bool = False
+    confirm: bool = False
 
 
 def write_checkpoint_fixture(folder: Path, request: Request) -> dict[str, str]:
@@ -74,11 +86,12 @@ def write_checkpoint_fixture(folder: Path, request: Request) -> dict[str, str]:
     experts = sorted(set(inputs.topk_ids.reshape(-1).tolist()))
     stored = list(range(layer.model.num_experts)) if request.all_experts else experts
     spec = _spec(layer, inputs, experts)
+    digests = {LAYER: stream_tensors(folder / LAYER, list(_tensors(layer, stored)))}
     launches = [operating_point(point, lane, spec).launches for point, lane in request.points]
-    found = find_pairs(inputs.topk_ids, spec["num_experts"], spec["block_size"], spec, launches)
+    sensitivity = _by_twin(folder, spec, inputs, request.points) if request.confirm else None
+    found = find_pairs(inputs.topk_ids, spec["num_experts"], spec["block_size"], spec, launches, sensitivity)
     for history, plan in found.plans.items():
         check_plan(plan, inputs.topk_ids, spec["num_experts"], where=f"fixture {NAME}, {history}")
-    digests = {LAYER: stream_tensors(folder / LAYER, list(_tensors(layer, stored)))}
     named: dict[str, NDArray[Any]] = {
         "hidden": inputs.hidden,
         "topk_ids": inputs.topk_ids,
@@ -107,6 +120,18 @@ def write_checkpoint_fixture(folder: Path, request: Request) -> dict[str, str]:
     return digests
 
 
+def _by_twin(folder: Path, spec: dict[str, Any], inputs: Inputs, points: Sequence[tuple[str, str]]) -> Sensitivity:
+    """What the twin shows of this layer at each point; the layer's tensors lie in `folder`."""
+    from routeblock.route_block import confirm  # numba: only where it is asked for
+
+    fixture = LayerFixture(folder, spec, "", inputs.hidden, inputs.topk_ids, inputs.topk_weights, {})
+
+    def look(plan: AlignedPlan, block_pairs: Sequence[tuple[int, int]]) -> list[Mapping[int, frozenset[str]]]:
+        return [confirm.shown(confirm.Layer(fixture, point, lane), plan, block_pairs) for point, lane in points]
+
+    return look
+
+
 def seal_fixture(out: Path, request: Request, *, code: str) -> None:
     """Make the fixture at `out`, whole or not at all, and seal it. Raises as `write_checkpoint_fixture` does."""
     parameters = {
@@ -116,6 +141,7 @@ def seal_fixture(out: Path, request: Request, *, code: str) -> None:
         "token_ids": request.token_ids,
         "points": [list(p) for p in request.points],
         "all_experts": request.all_experts,
+        "confirm": request.confirm,
     }
     with atomic_folder(out) as folder:
         digests = write_checkpoint_fixture(folder, request)

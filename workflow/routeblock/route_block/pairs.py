@@ -3,14 +3,14 @@
 
 At a launch, two blocks of one expert are of one *class* if W13 and W2 cut them alike. A pair whose routes stand in
 blocks of different classes can change bits when it is exchanged; a pair inside one block cannot. Candidates are ordered
-by expert, blocks and route numbers, and the first legal one is taken: the result depends on routing and launches alone.
+by expert, blocks and route numbers, and the first that serves is taken: the search is deterministic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align, changed_memberships, exchange
-from routeblock.route_block.cells import HISTORIES, Pairs
+from routeblock.route_block.cells import HISTORIES, SURFACES, Pairs
 from routeblock.route_block.operating_point import GEMMS, cut, full_k_grid
 
 QUIET_EXCHANGES = 9  # between blocks of one class: 18 changed memberships, as many as in the published study
@@ -92,12 +92,18 @@ def _one_expert(plan: AlignedPlan, first: int, second: int) -> bool:
     return bool(plan.expert_ids[first] == plan.expert_ids[second])
 
 
+Shown = Mapping[int, frozenset[str]]
+# For disjoint block pairs, at each operating point, the surfaces that change when a route alone changes blocks.
+Sensitivity = Callable[[AlignedPlan, Sequence[tuple[int, int]]], Sequence[Shown]]
+
+
 def find_pairs(
     topk_ids: NDArray[np.int32],
     num_experts: int,
     block_size: int,
     spec: Mapping[str, Any],
     launches: Sequence[Launches],
+    sensitivity: Sensitivity | None = None,
 ) -> Found:
     """Search a routing for exchange pairs and derive H0 and H1 from canonical order.
 
@@ -105,12 +111,19 @@ def find_pairs(
     with the across-pair exchanged, and with exchanges between blocks that are of one class at every launch given. So H0
     and H1 differ in many memberships, of which the across-pair's alone can matter. `launches` are those of the study,
     the first of them decisive. A pair that does not exist is None, and `exchange["why"]` says so.
+
+    `sensitivity` prefers routes that show their class in the bits: an across-pair that changes all four surfaces at
+    every point, else at the first, else the first legal pair. The result says which it was.
     """
     canonical = align(topk_ids, num_experts, block_size)
-    at = [classes(spec, canonical.num_blocks, x) for x in launches]
-    first, across, moved = _across(canonical, list(straddles(canonical, at)))
+    distinct = [x for i, x in enumerate(launches) if x not in launches[:i]]
+    at = [classes(spec, canonical.num_blocks, x) for x in distinct]
+    candidates = list(straddles(canonical, at))
+    shown = sensitivity(canonical, _disjoint(candidates)) if sensitivity and candidates else []
+    base, across, basis = _across(canonical, candidates, shown)
+    first = exchange(canonical, *base) if base else canonical
     second = exchange(first, *across) if across else first
-    quiet = list(_quiet(second, at, {*moved, *(across or ())}))
+    quiet = list(_quiet(second, at, {*(base or ()), *(across or ())}))
     for pair in quiet:
         second = exchange(second, *pair)
     plans = dict(zip(HISTORIES, (first, second), strict=True))
@@ -118,31 +131,54 @@ def find_pairs(
     return Found(
         plans,
         Pairs(within, across),
-        _chosen(within, across, canonical, at),
+        _chosen(within, across, canonical, at, basis),
         _facts(canonical, plans, across, within, quiet, at, spec),
     )
 
 
+def _disjoint(candidates: Sequence[Straddle]) -> list[tuple[int, int]]:
+    """The first candidate of each expert, as blocks."""
+    found: dict[int, tuple[int, int]] = {}
+    for c in candidates:
+        found.setdefault(c.expert, (c.first, c.second))
+    return list(found.values())
+
+
+Pair = tuple[int, int]
+STRUCTURE = "no output was looked at"
+
+
 def _across(
-    canonical: AlignedPlan, candidates: list[Straddle]
-) -> tuple[AlignedPlan, tuple[int, int] | None, list[int]]:
-    """H0, the across-pair, and the routes that H0 has moved out of canonical order."""
-    base = None
+    canonical: AlignedPlan, candidates: Sequence[Straddle], shown: Sequence[Shown]
+) -> tuple[Pair | None, Pair | None, str]:
+    """The exchange that makes H0 of canonical order, the across-pair, and on what basis they were chosen."""
+    pairs = [p for c in candidates for p in product(canonical.members(c.first), canonical.members(c.second))]
+    if not pairs:
+        return None, None, STRUCTURE
+    bases = [
+        (len(shown), f"the first pair at which the twin changes all four surfaces at each of {len(shown)} points"),
+        (1, "the first pair at which the twin changes all four surfaces at the first point"),
+    ]
+    for count, basis in bases if shown else ():
+        good = [p for p in pairs if all(_surfaces(p, x) == set(SURFACES) for x in shown[:count])]
+        for across in good:
+            free = [p for p in pairs if not set(p) & set(across)]
+            visible = [p for p in free if all("final" in _surfaces(p, x) for x in shown[:count])]
+            if visible:
+                return visible[0], across, basis
+    basis = f"{STRUCTURE} but to find that the twin changes no pair on all four surfaces" if shown else STRUCTURE
+    # The earliest routes make H0, so the pair is sought from the end of the same expert's blocks.
     for c in candidates:
         one, two = canonical.members(c.first), canonical.members(c.second)
         if len(one) > 1 and len(two) > 1:
-            # The earliest routes of both blocks make H0, the latest are the pair.
-            return exchange(canonical, one[0], two[0]), (one[-1], two[-1]), [one[0], two[0]]
-    if not candidates:
-        return canonical, None, []
-    c, *others = candidates
-    pair = (canonical.members(c.first)[-1], canonical.members(c.second)[-1])
-    for o in others:
-        one, two = ([r for r in canonical.members(b) if r not in pair] for b in (o.first, o.second))
-        if one and two:
-            base = (one[0], two[0])
-            break
-    return (exchange(canonical, *base), pair, list(base)) if base else (canonical, pair, [])
+            return (one[0], two[0]), (one[-1], two[-1]), basis
+    across = pairs[0]
+    return next((p for p in pairs if not set(p) & set(across)), None), across, basis
+
+
+def _surfaces(pair: Pair, shown: Shown) -> set[str]:
+    """The surfaces that change when a pair is exchanged: its routes belong to different tokens."""
+    return {s for route in pair for s in shown.get(route, ())}
 
 
 def _quiet(plan: AlignedPlan, at: Sequence[Classes], taken: set[int]) -> Iterator[tuple[int, int]]:
@@ -182,13 +218,13 @@ def _launch_text(launches: Launches) -> str:
 
 
 def _chosen(
-    within: tuple[int, int] | None, across: tuple[int, int] | None, canonical: AlignedPlan, at: Sequence[Classes]
+    within: Pair | None, across: Pair | None, canonical: AlignedPlan, at: Sequence[Classes], basis: str
 ) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         "within": list(within) if within else None,
         "across": list(across) if across else None,
         "chosen": CHOSEN,
-        "from": f"the routing and the partition at {_launch_text(at[0].launches)}; no output was looked at",
+        "from": f"the routing and the partition at {_launch_text(at[0].launches)}; {basis}",
     }
     why = []
     if across is None:

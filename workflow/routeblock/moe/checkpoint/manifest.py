@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -46,25 +47,27 @@ def hash_files(folder: Folder, workers: int | None = None) -> list[Entry]:
     """
     count = workers or min(4, os.cpu_count() or 1)
     sizes = {name: path.stat().st_size for name, path in folder.files.items()}
+    stop = threading.Event()
     with _progress(sum(sizes.values())) as advance, ThreadPoolExecutor(count) as pool:
         # The largest first: a shard that starts last would run alone at the end.
         order = sorted(sizes, key=lambda name: -sizes[name])
         try:
-            found = dict(zip(order, pool.map(lambda name: _hash(folder, name, advance), order), strict=True))
+            found = dict(zip(order, pool.map(lambda name: _hash(folder, name, advance, stop), order), strict=True))
         except BaseException:
+            stop.set()  # workers outlive a signal, which only the main thread sees
             pool.shutdown(cancel_futures=True)
             raise
     return [found[name] for name in sorted(found)]
 
 
-def _hash(folder: Folder, name: str, advance: Callable[[int], None]) -> Entry:
+def _hash(folder: Folder, name: str, advance: Callable[[int], None], stop: threading.Event) -> Entry:
     path, shown = folder.files[name], str(folder.root / name)
     digest, size = hashlib.sha256(), 0
     try:
         with path.open("rb", buffering=0) as f:
             before = os.fstat(f.fileno())
             buffer = memoryview(bytearray(min(CHUNK, max(before.st_size, 1))))
-            while count := f.readinto(buffer):
+            while not stop.is_set() and (count := f.readinto(buffer)):
                 digest.update(buffer[:count])
                 size += count
                 advance(count)
