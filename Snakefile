@@ -8,6 +8,7 @@ configfile: "config.yaml"
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/environment.smk"
+include: "workflow/rules/manifest.smk"
 include: "workflow/rules/fixture.smk"
 include: "workflow/rules/prediction.smk"
 include: "workflow/rules/probe.smk"

@@ -8,6 +8,7 @@ The command line hands a rule's code digest to the function that seals. No study
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
 from routeblock.grouped_schedule.wiring import TABLES as GROUPED_TABLES
+from routeblock.route_block.operating_point import LANES
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,25 @@ def prepare(settings: Any, results: Path) -> Config:
 def code(rule: str) -> str:
     """The digest of the code that `rule` uses."""
     return code_digest(*RULES[rule].modules, files=RULES[rule].files)
+
+
+def checkpoint_arguments(config: Config) -> str:
+    """The options of `routeblock checkpoint-fixture` that config.yaml asks for, quoted for a shell.
+
+    The pair search looks at every point on every lane whose launches are known.
+    """
+    wanted = config.checkpoint
+    given: list[str] = ["--layer", str(wanted.layer)]
+    for option, value in (("--revision", wanted.revision), ("--captured", wanted.captured), ("--prompt", wanted.prompt)):
+        given += [option, value] if value is not None else []
+    if wanted.token_ids is not None:
+        given += ["--token-ids", ",".join(map(str, wanted.token_ids))]
+    for point in config.points:
+        for lane in config.lanes:
+            given += ["--point", f"{point}:{lane}"] if lane in LANES else []
+    given += ["--all-experts"] if wanted.all_experts else []
+    given += ["--confirm"] if wanted.confirm else []
+    return shlex.join(given)
 
 
 def codes() -> dict[str, str]:

@@ -4,7 +4,7 @@ from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEM
 from routeblock.route_block.cells import CELLS, HISTORIES, position
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
 from routeblock.grouped_schedule import wiring as grouped
-from routeblock.workflow import code, prepare
+from routeblock.workflow import checkpoint_arguments, code, prepare
 
 CONFIG = prepare(config, Path("results"))
 
