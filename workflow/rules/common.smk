@@ -23,6 +23,8 @@ STUDIES = dict(
     plan_source=[str(source) for source in CONFIG.plan_source],
 )
 
+OWN_GEOMETRY = [name for name in STUDIES["fixture"] if name == "published_geometry"]
+
 # Everything that the scorer reads of the runs of one study.
 ALL_RUNS = expand(
     f"{RUN}/{{file}}",
