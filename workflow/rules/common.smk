@@ -1,7 +1,8 @@
+import json
 from pathlib import Path
 
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
-from routeblock.route_block.cells import CELLS, HISTORIES, position
+from routeblock.route_block.cells import CELLS, HISTORIES, cells_of, position
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
 from routeblock.grouped_schedule import wiring as grouped
 from routeblock.workflow import checkpoint_arguments, code, prepare
@@ -25,12 +26,18 @@ STUDIES = dict(
 
 OWN_GEOMETRY = [name for name in STUDIES["fixture"] if name == "published_geometry"]
 
-# Everything that the scorer reads of the runs of one study.
-ALL_RUNS = expand(
-    f"{RUN}/{{file}}",
-    cell=CELLS,
-    history=HISTORIES,
-    n=range(1, CONFIG.replicates + 1),
-    file=[RECORD, RECORD_MANIFEST, TENSORS],
-    allow_missing=True,
-)
+
+def all_runs(wildcards):
+    """Everything that the scorer reads of the runs of one study: of the cells that its fixture has exchange pairs for."""
+    cells = CELLS
+    if wildcards.fixture == "checkpoint":
+        with open(checkpoints.checkpoint_fixture.get().output.spec) as spec:
+            cells = cells_of(json.load(spec)["exchange"])
+    return expand(
+        f"{RUN}/{{file}}",
+        cell=cells,
+        history=HISTORIES,
+        n=range(1, CONFIG.replicates + 1),
+        file=[RECORD, RECORD_MANIFEST, TENSORS],
+        **wildcards,
+    )

@@ -15,7 +15,8 @@ rule fixture:
         "routeblock fixture --name published_geometry --seed {params.seed} --out $(dirname {output.spec}) 2> {log}"
 
 
-rule checkpoint_fixture:
+# Whether there are exchange pairs, and so which cells run, is known once this is made.
+checkpoint checkpoint_fixture:
     input:
         files=rules.manifest.output.files,
         captured=[CONFIG.checkpoint.captured] if CONFIG.checkpoint.captured else [],

@@ -6,7 +6,7 @@ rule mutations:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
-        runs=ALL_RUNS,
+        runs=all_runs,
         declared="fixtures/mutations.json",
     output:
         mutations=f"{STUDY}/mutations.json",

@@ -6,7 +6,7 @@ rule score:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
-        runs=ALL_RUNS,
+        runs=all_runs,
         mutations=ancient(f"{STUDY}/mutations.json"),
     output:
         score=f"{STUDY}/score.json",
