@@ -251,7 +251,11 @@ def _facts(
     first, second = (plans[h] for h in HISTORIES)
     changed = changed_memberships(first, second)
     rows: list[tuple[str, Any, Any]] = [
-        ("memberships that differ between H0 and H1", 2 * len(quiet) + 2 * (across is not None), len(changed)),
+        (
+            "memberships in which H0 and H1 of the search differ",
+            2 * len(quiet) + 2 * (across is not None),
+            len(changed),
+        ),
         (
             "canonical order differs in a class from H0 and from H1",
             [True, True],
