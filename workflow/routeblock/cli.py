@@ -393,7 +393,7 @@ def generate_checkpoint(
     shards: Annotated[int, typer.Option(min=1)] = 5,
     plain_layer: Annotated[list[int] | None, typer.Option(help="A layer with unquantised experts.")] = None,
     revision: Annotated[str | None, typer.Option(help="Write the hub's cache layout with this snapshot.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
 ) -> None:
     """Write a small checkpoint in a real format with random weights, to try the other commands on."""
     from routeblock.moe.checkpoint.generator import Spec, generate
