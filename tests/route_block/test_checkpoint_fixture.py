@@ -225,6 +225,8 @@ def test_same_checkpoint_gives_the_same_bytes_and_a_seal_that_verifies(tmp_path:
         seal_fixture(results / name, request, code=CODE)
     first, second = ({p.name: p.read_bytes() for p in (results / n).iterdir()} for n in ("f", "g"))
     assert first == second and len(first) == 5
+    path = captured(tmp_path / "x.safetensors")
+    seal_fixture(results / "h", Request(root, results / "m" / "files.json", 0, captured=path), code=CODE)
     assert verify(results, code=None) == []
     (results / "m" / "files.json").write_bytes((results / "m" / "files.json").read_bytes() + b" ")
     assert next(iter(verify(results, code=None))).path.name == "files.json"

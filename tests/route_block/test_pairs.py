@@ -11,7 +11,7 @@ import pytest
 
 from routeblock.moe.launches import Launch
 from routeblock.moe.partition import partition
-from routeblock.moe.routing import AlignedPlan, align, changed_memberships, check_plan, exchange
+from routeblock.moe.routing import AlignedPlan, align, changed_memberships, check_plan
 from routeblock.route_block import published_geometry as published
 from routeblock.route_block.pairs import classes, find_pairs, straddles
 

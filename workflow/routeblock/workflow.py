@@ -92,7 +92,8 @@ def checkpoint_arguments(config: Config) -> str:
     """
     wanted = config.checkpoint
     given: list[str] = ["--layer", str(wanted.layer)]
-    for option, value in (("--revision", wanted.revision), ("--captured", wanted.captured), ("--prompt", wanted.prompt)):
+    named = {"--revision": wanted.revision, "--captured": wanted.captured, "--prompt": wanted.prompt}
+    for option, value in named.items():
         given += [option, value] if value is not None else []
     if wanted.token_ids is not None:
         given += ["--token-ids", ",".join(map(str, wanted.token_ids))]

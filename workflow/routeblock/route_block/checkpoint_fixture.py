@@ -133,7 +133,10 @@ def _by_twin(folder: Path, spec: dict[str, Any], inputs: Inputs, points: Sequenc
 
 
 def seal_fixture(out: Path, request: Request, *, code: str) -> None:
-    """Make the fixture at `out`, whole or not at all, and seal it. Raises as `write_checkpoint_fixture` does."""
+    """Make the fixture at `out`, whole or not at all, and seal it. Raises as `write_checkpoint_fixture` does.
+
+    Captured inputs lie outside the results, as the checkpoint does: fixture.json names their SHA-256.
+    """
     parameters = {
         "layer": request.layer,
         "revision": request.revision,
@@ -146,12 +149,11 @@ def seal_fixture(out: Path, request: Request, *, code: str) -> None:
     with atomic_folder(out) as folder:
         digests = write_checkpoint_fixture(folder, request)
         files = [folder / name for name in (*TENSOR_FILES, SPEC)]
-        used = [request.manifest, *([request.captured] if request.captured else [])]
         seal(
             folder / "fixture.manifest.json",
             rule="checkpoint_fixture",
             outputs=files,
-            inputs=used,
+            inputs=[request.manifest],
             parameters=parameters,
             code=code,
             known={folder / name: sha256 for name, sha256 in digests.items()},
