@@ -8,6 +8,7 @@ configfile: "config.yaml"
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/environment.smk"
+include: "workflow/rules/manifest.smk"
 include: "workflow/rules/fixture.smk"
 include: "workflow/rules/capture.smk"
 include: "workflow/rules/prediction.smk"
@@ -29,8 +30,12 @@ rule all:
     default_target: True
     input:
         rules.environment.output,
-        expand(rules.score.output.score, **STUDIES),
+        each(rules.score.output.score),
         [f"results/tables/{name}.md" for name in TABLE_SOURCES if name != "prediction"],
-        expand(rules.control.output, **(STUDIES | dict(lane=RUN_HERE, point=["published"], plan_source=["stored"]))),
+        # The study's own mistake, in its own geometry: other shapes need not split at that grid.
+        expand(
+            rules.control.output,
+            **(STUDIES | dict(fixture=OWN_GEOMETRY, lane=RUN_HERE, point=["published"], plan_source=["stored"])),
+        ),
         grouped.identities(CONFIG),
         [f"results/tables/{name}.md" for name in grouped.TABLES],

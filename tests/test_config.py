@@ -42,13 +42,16 @@ def test_every_knob_is_in_the_given_config_with_a_comment() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"lane": ["cuda"]}, "unknown key 'lane'; known keys are fixture, lanes, .*; did you mean 'lanes'?"),
+        (
+            {"lane": ["cuda"]},
+            "unknown key 'lane'; known keys are fixture, checkpoint, lanes, .*; did you mean 'lanes'?",
+        ),
         ({"zzz": 1}, "unknown key 'zzz'; .*; use one of these"),
         ({"fixture": {"name": "published_geometry", "sede": 1}}, "unknown key 'fixture.sede'; .* 'seed'?"),
         ({"lanes": ["twin-hoper"]}, "unknown value \"twin-hoper\" of lanes.0; .*; did you mean 'twin-hopper'?"),
         ({"points": ["publish"]}, "did you mean 'published'?"),
         ({"plan_source": ["store"]}, "did you mean 'stored'?"),
-        ({"fixture": {"name": "published", "seed": 1}}, "fixture.name; known values are published_geometry; did you"),
+        ({"fixture": {"name": "published", "seed": 1}}, "known values are published_geometry, checkpoint; did you"),
         ({"lanes": []}, "lanes is"),
         ({"lanes": ["cuda", "cuda"]}, "lists one value twice"),
         ({"lanes": "cuda"}, 'lanes is "cuda"'),

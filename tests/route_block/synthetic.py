@@ -52,8 +52,9 @@ def routing() -> NDArray[np.int32]:
     return np.array(pairs, np.int32)
 
 
-def make_fixture(folder: Path, *, pairs: bool = True, one_plan: bool = False) -> LayerFixture:
-    """A fixture folder; `pairs` False: without exchange pairs; `one_plan`: H1's plan is H0's."""
+def make_fixture(folder: Path, *, pairs: bool = True, one_plan: bool = False, one_class: bool = False) -> LayerFixture:
+    """A fixture folder; `pairs` False: without exchange pairs; `one_plan`: H1's plan is H0's;
+    `one_class`: H1 differs from H0 between blocks of one class alone."""
     ids = routing()
     focus = [int(r) for r in np.flatnonzero(ids.reshape(-1) == FOCUS)]
     late = [focus[9], *focus[:2]]  # in block 4; canonical order puts the three last there
@@ -61,7 +62,8 @@ def make_fixture(folder: Path, *, pairs: bool = True, one_plan: bool = False) ->
     first = align(ids, 8, BLOCK, arrival=[*others[::-1], *(r for r in focus if r not in late), *late])
     across, within = (focus[5], focus[9]), (focus[3], focus[4])
     quiet = [first.members(b) for b in range(2)]
-    second = first if one_plan else exchange(exchange(first, *across), quiet[0][0], quiet[1][0])
+    moved = first if one_class else exchange(first, *across)
+    second = first if one_plan else exchange(moved, quiet[0][0], quiet[1][0])
     spec = {
         "name": "small",
         "kind": "synthetic",
@@ -198,10 +200,11 @@ def make_study(
     replicates: int = 2,
     pairs: bool = True,
     one_plan: bool = False,
+    one_class: bool = False,
 ) -> Study:
     """Write a whole study below `root`."""
     study = Study(root, replicates)
-    fixture = make_fixture(study.fixture, pairs=pairs, one_plan=one_plan)
+    fixture = make_fixture(study.fixture, pairs=pairs, one_plan=one_plan, one_class=one_class)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operating_point, "PUBLISHED", LAUNCH)
         patch.setattr(predict, "lane_facts", lambda _: LaneFacts("test", "hopper", "computed"))

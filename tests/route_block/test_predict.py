@@ -174,9 +174,8 @@ def test_the_thread_count_changes_no_bit_and_no_record(study: Path) -> None:
 
 def attempt(folder: Path, prediction: Path, out: Path, **changes: object) -> None:
     arguments = {"lane_name": "twin-hopper", "cell": "native", "history": "H0", "replicate": 1} | changes
-    run(
-        lane=open_lane("twin-hopper"), fixture_folder=folder, prediction_path=prediction, out=out, code=CODE, **arguments
-    )  # type: ignore[arg-type]  # fmt: skip
+    lane = open_lane("twin-hopper")
+    run(lane=lane, fixture_folder=folder, prediction_path=prediction, out=out, code=CODE, **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 from synthetic import SignatureLane, make_study
 
 from routeblock.moe.routing import AlignedPlan, exchange
-from routeblock.route_block.lane import Request
+from routeblock.route_block.fixture import LayerFixture
+from routeblock.route_block.lane import Outcome, Request
 from routeblock.route_block.relations import compare
 
 
@@ -86,6 +88,26 @@ def test_with_one_plan_for_both_histories_nothing_that_needs_two_is_said_to_hold
     verdict = make_study(tmp_path / "study", one_plan=True).judge()
     assert verdict.findings == []
     assert [n for n, s in _statuses(verdict.document).items() if s == "not informative"] == [1, 3, 5, 6]
+
+
+def test_a_difference_that_the_prediction_excludes_is_not_claimed(tmp_path: Path) -> None:
+    verdict = make_study(tmp_path / "study", pairs=False, one_class=True).judge()
+    assert verdict.findings == []
+    assert [n for n, s in _statuses(verdict.document).items() if s == "not informative"] == [1, 4, 5]
+
+
+class _RoundingLane(SignatureLane):
+    """A lane on which `final` hides every difference, as rounding may on some weights."""
+
+    def run(self, fixture: LayerFixture, request: Request) -> Outcome:
+        found = super().run(fixture, request)
+        return replace(found, surfaces={**found.surfaces, "final": np.zeros_like(found.surfaces["final"])})
+
+
+def test_a_difference_that_does_not_show_is_a_result_and_no_fault(tmp_path: Path) -> None:
+    verdict = make_study(tmp_path / "study", lane=_RoundingLane()).judge()
+    assert [n for n, s in _statuses(verdict.document).items() if s == "fails"] == [1, 7]
+    assert verdict.findings == []
 
 
 def test_comparison_is_of_bits() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from routeblock.errors import InputError
@@ -22,6 +22,7 @@ class FixtureName(StrEnum):
     """Which layer, routing and plans a study runs on."""
 
     PUBLISHED_GEOMETRY = "published_geometry"
+    CHECKPOINT = "checkpoint"
 
 
 class Lane(StrEnum):
@@ -110,10 +111,38 @@ class GroupedSchedule(_Section):
     """Threads of lane cpu, at most."""
 
 
+class Checkpoint(_Section):
+    """Where fixture `checkpoint` comes from."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """Folder of the checkpoint, plain or in the hub's cache."""
+    revision: str | None
+    """Commit that the folder must hold; null takes what is there."""
+    layer: Annotated[int, Field(ge=0)]
+    """Decoder layer."""
+    captured: str | None
+    """Safetensors file of captured hidden states."""
+    prompt: str | None
+    """Text of a stand-in."""
+    token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None
+    """Token ids of a stand-in."""
+    all_experts: bool
+    """Keep experts that no route uses."""
+    confirm: bool
+    """Let the twin look for pairs that change bits."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Checkpoint:
+        if sum(x is not None for x in (self.captured, self.prompt, self.token_ids)) != 1:
+            raise ValueError("exactly one of captured, prompt and token_ids must be given, the others null")
+        return self
+
+
 class Config(_Section):
     """Every knob of config.yaml."""
 
     fixture: Fixture
+    checkpoint: Checkpoint
     lanes: Annotated[tuple[Lane, ...], *_Some]
     """Where to run; `cuda` needs a GPU and envs/cuda.txt."""
     points: Annotated[tuple[Point, ...], *_Some]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
 from routeblock.grouped_schedule.wiring import TABLES as GROUPED_TABLES
 from routeblock.route_block.cells import CELLS, HISTORIES
+from routeblock.route_block.operating_point import LANES
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ RULES: dict[str, Code] = {
     "probe": Code(("routeblock.cuda.grid_probe",), ("cuda/grid_probe.c",)),
     "golden": Code(("routeblock.route_block.golden",)),
     "fixture": Code(("routeblock.route_block.make_fixture",)),
+    "manifest": Code(("routeblock.moe.checkpoint.manifest",)),
+    "checkpoint_fixture": Code(("routeblock.route_block.checkpoint_fixture",)),
     "prediction": Code(("routeblock.route_block.freeze",)),
     "control": Code(("routeblock.route_block.control",)),
     "run": Code(("routeblock.route_block.run", "routeblock.route_block.lane_twin")),
@@ -110,6 +114,26 @@ def recorded(evidence: Path) -> dict[str, int]:
 def code(rule: str) -> str:
     """The digest of the code that `rule` uses."""
     return code_digest(*RULES[rule].modules, files=RULES[rule].files)
+
+
+def checkpoint_arguments(config: Config) -> str:
+    """The options of `routeblock checkpoint-fixture` that config.yaml asks for, quoted for a shell.
+
+    The pair search looks at every point on every lane whose launches are known.
+    """
+    wanted = config.checkpoint
+    given: list[str] = ["--layer", str(wanted.layer)]
+    named = {"--revision": wanted.revision, "--captured": wanted.captured, "--prompt": wanted.prompt}
+    for option, value in named.items():
+        given += [option, value] if value is not None else []
+    if wanted.token_ids is not None:
+        given += ["--token-ids", ",".join(map(str, wanted.token_ids))]
+    for point in config.points:
+        for lane in config.lanes:
+            given += ["--point", f"{point}:{lane}"] if lane in LANES else []
+    given += ["--all-experts"] if wanted.all_experts else []
+    given += ["--confirm"] if wanted.confirm else []
+    return shlex.join(given)
 
 
 def codes() -> dict[str, str]:

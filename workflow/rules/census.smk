@@ -1,9 +1,5 @@
 # What native alignment gives call by call and process by process, and the control of the grid probe.
 
-LANE = "results/route_block/{fixture}/{lane}"
-POINT = f"{LANE}/{{point}}"
-LANE_LOG = "results/logs/route_block/{fixture}/{lane}"
-
 
 rule census:
     input:
@@ -54,14 +50,6 @@ rule unassisted:
         "(ROUTEBLOCK_PROBE={input.probe} {params.routeblock} unassisted --fixture $(dirname {input.spec})"
         " --out {output.assisted} && env -u ROUTEBLOCK_PROBE {params.routeblock} unassisted"
         " --fixture $(dirname {input.spec}) --out {output.unassisted}) 2> {log}"
-
-
-def processes(wildcards):
-    """The files of a census: of the configured size, or as many as were recorded."""
-    if wildcards.lane in EVIDENCE:
-        return f"{POINT}/census/restored.json".format(**wildcards)
-    numbers = range(1, CONFIG.cuda.census.processes + 1)
-    return expand(f"{POINT}/census/{{history}}/process{{n}}.json", history=HISTORIES, n=numbers, **wildcards)
 
 
 rule census_summary:

@@ -1,16 +1,20 @@
+import json
 from pathlib import Path
 
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
-from routeblock.route_block.cells import CELLS, HISTORIES, gpu_of, position, predecessor
+from routeblock.route_block.cells import CELLS, HISTORIES, cells_of, gpu_of, position, predecessor
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
 from routeblock.grouped_schedule import wiring as grouped
-from routeblock.workflow import code, prepare, recorded
+from routeblock.workflow import checkpoint_arguments, code, prepare, recorded
 
 CONFIG = prepare(config, Path("results"))
 
 FIXTURE = "results/fixtures/{fixture}"
 FIXTURE_SPEC = f"{FIXTURE}/{SPEC}"
 FIXTURE_TENSORS = [f"{FIXTURE}/{name}" for name in TENSOR_FILES]
+LANE = "results/route_block/{fixture}/{lane}"
+POINT = f"{LANE}/{{point}}"
+LANE_LOG = "results/logs/route_block/{fixture}/{lane}"
 STUDY = "results/route_block/{fixture}/{lane}/{point}/{plan_source}"
 STUDY_LOG = "results/logs/route_block/{fixture}/{lane}/{point}/{plan_source}"
 RUN = f"{STUDY}/{{cell}}/{{history}}/rep{{n}}"
@@ -20,7 +24,6 @@ CUDA_PYTHON = CONFIG.cuda.python
 ON_CUDA = (
     f"PYTHONPATH=workflow${{PYTHONPATH:+:$PYTHONPATH}} {CUDA_PYTHON} -m routeblock" if CUDA_PYTHON else "routeblock"
 )
-WAIT_S = CONFIG.cuda.wait_s  # in no rule's params: how long to wait makes no other result
 PROCESSES = len(CELLS) * len(HISTORIES) * CONFIG.replicates
 
 
@@ -45,6 +48,7 @@ STUDIES = dict(
     plan_source=[str(source) for source in CONFIG.plan_source],
 )
 
+OWN_GEOMETRY = [name for name in STUDIES["fixture"] if name == "published_geometry"]
 STUDY_ORDER = [(point, source) for point in STUDIES["point"] for source in STUDIES["plan_source"]]
 
 # Committed evidence from a GPU, by lane; a study there has as many replicates as were recorded.
@@ -53,6 +57,25 @@ RECORDED = {lane: recorded(Path(folder)) for lane, folder in EVIDENCE.items()}
 RUN_HERE = [lane for lane in STUDIES["lane"] if lane not in EVIDENCE]
 ON_GPU = [lane for lane in STUDIES["lane"] if not lane.startswith("twin-")]
 
+# Every study of every lane: here what config.yaml asks for, of recorded lanes all that was recorded, on its own fixture.
+PLACES = [
+    dict(fixture=fixture, lane=lane, point=point, plan_source=source)
+    for fixture in STUDIES["fixture"]
+    for lane in RUN_HERE
+    for point, source in STUDY_ORDER
+]
+PLACES += [
+    dict(zip(("fixture", "lane", "point", "plan_source"), ("published_geometry", lane, *group.split("."))))
+    for lane in STUDIES["lane"]
+    for group, count in RECORDED.get(lane, {}).items()
+    if count
+]
+
+
+def each(pattern, lanes=STUDIES["lane"]):
+    """The file of each study, lane or fixture that `pattern` names, once."""
+    return list(dict.fromkeys(pattern.format(**place) for place in PLACES if place["lane"] in lanes))
+
 
 def replicates(wildcards):
     groups = RECORDED.get(wildcards.lane)
@@ -60,12 +83,40 @@ def replicates(wildcards):
 
 
 def all_runs(wildcards):
-    """Everything that the scorer reads of the runs of one study."""
+    """Everything that the scorer reads of the runs of one study: of the cells that its fixture has exchange pairs for."""
+    cells = CELLS
+    if wildcards.fixture == "checkpoint":
+        with open(checkpoints.checkpoint_fixture.get().output.spec) as spec:
+            cells = cells_of(json.load(spec)["exchange"])
     return expand(
         f"{RUN}/{{file}}",
-        cell=CELLS,
+        cell=cells,
         history=HISTORIES,
         n=range(1, replicates(wildcards) + 1),
         file=[RECORD, RECORD_MANIFEST, TENSORS],
         **wildcards,
     )
+
+
+def after(wildcards):
+    """The run that has this one's GPU before it: waited for, and no input, so that one rerun makes no others."""
+    before = predecessor(wildcards.cell, wildcards.history, int(wildcards.n), CONFIG.cuda.gpus)
+    if before is None:
+        return ""
+    cell, history, n = before
+    return f"--after {RUN}/{RECORD}".format(**(dict(wildcards) | dict(cell=cell, history=history, n=n)))
+
+
+def start_order(wildcards):
+    """Higher for what starts earlier."""
+    study = STUDY_ORDER.index((wildcards.point, wildcards.plan_source))
+    place = position(wildcards.cell, wildcards.history, int(wildcards.n))
+    return (len(STUDY_ORDER) - study) * PROCESSES - place
+
+
+def processes(wildcards):
+    """The files of a census: of the configured size, or as many as were recorded."""
+    if wildcards.lane in EVIDENCE:
+        return f"{POINT}/census/restored.json".format(**wildcards)
+    numbers = range(1, CONFIG.cuda.census.processes + 1)
+    return expand(f"{POINT}/census/{{history}}/process{{n}}.json", history=HISTORIES, n=numbers, **wildcards)

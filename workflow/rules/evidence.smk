@@ -24,7 +24,7 @@ rule gpu_evidence:
 for lane, groups in RECORDED.items():
     for group, count in groups.items():
         kind, _, source = group.partition(".")
-        home = f"results/route_block/{{fixture}}/{lane}/" + ("/".join(group.split(".")))
+        home = Path(f"results/route_block/{{fixture}}/{lane}", *group.split("."))
         made = [f"{home}/restored.json", f"{home}/restored.manifest.json"]
         if count:
             files = [RECORD, TENSORS, TELEMETRY, RECORD_MANIFEST, TELEMETRY_MANIFEST]

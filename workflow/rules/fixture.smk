@@ -13,3 +13,23 @@ rule fixture:
         code=code("fixture"),
     shell:
         "routeblock fixture --name published_geometry --seed {params.seed} --out $(dirname {output.spec}) 2> {log}"
+
+
+# Whether there are exchange pairs, and so which cells run, is known once this is made.
+checkpoint checkpoint_fixture:
+    input:
+        files=rules.manifest.output.files,
+        captured=[CONFIG.checkpoint.captured] if CONFIG.checkpoint.captured else [],
+    output:
+        spec=FIXTURE_SPEC.format(fixture="checkpoint"),
+        tensors=expand(FIXTURE_TENSORS, fixture="checkpoint"),
+        manifest=f"{FIXTURE}/fixture.manifest.json".format(fixture="checkpoint"),
+    log:
+        "results/logs/fixture/checkpoint.log",
+    params:
+        path=CONFIG.checkpoint.path,
+        arguments=checkpoint_arguments(CONFIG),
+        code=code("checkpoint_fixture"),
+    shell:
+        "routeblock checkpoint-fixture {params.path:q} --manifest {input.files} --out $(dirname {output.spec})"
+        " {params.arguments} 2> {log}"

@@ -41,22 +41,6 @@ rule run:
         " --cell {wildcards.cell} --history {wildcards.history} --replicate {wildcards.n} --out $(dirname {output.record}) 2> {log}"
 
 
-def after(wildcards):
-    """The run that has this one's GPU before it: waited for, and no input, so that one rerun makes no others."""
-    before = predecessor(wildcards.cell, wildcards.history, int(wildcards.n), CONFIG.cuda.gpus)
-    if before is None:
-        return ""
-    cell, history, n = before
-    return "--after " + f"{RUN}/{RECORD}".format(**(dict(wildcards) | dict(cell=cell, history=history, n=n)))
-
-
-def start_order(wildcards):
-    """Higher for what starts earlier."""
-    study = STUDY_ORDER.index((wildcards.point, wildcards.plan_source))
-    place = position(wildcards.cell, wildcards.history, int(wildcards.n))
-    return (len(STUDY_ORDER) - study) * PROCESSES - place
-
-
 rule run_cuda:
     input:
         spec=FIXTURE_SPEC,
@@ -78,6 +62,7 @@ rule run_cuda:
     resources:
         gpu=1,
         gpu_queue=1,
+        wait_s=CONFIG.cuda.wait_s,  # no param: how long to wait makes no other result
     params:
         routeblock=routeblock,
         plans=plans_option,
@@ -88,4 +73,4 @@ rule run_cuda:
         "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} run --fixture $(dirname {input.spec})"
         " --prediction {input.prediction} {params.plans} --lane {wildcards.lane} --cell {wildcards.cell}"
         " --history {wildcards.history} --replicate {wildcards.n} --gpu {params.gpu} {params.after}"
-        " --limit {WAIT_S} --out $(dirname {output.record}) 2> {log}"
+        " --limit {resources.wait_s} --out $(dirname {output.record}) 2> {log}"

@@ -1,20 +1,20 @@
 # Study A's tables, each over all lanes and points of config.yaml.
 
-SCORES = expand(f"{STUDY}/score.json", **STUDIES)
+SCORES = each(f"{STUDY}/score.json")
 TABLE_SOURCES = {
-    "geometry": expand(FIXTURE_SPEC, **STUDIES),
+    "geometry": each(FIXTURE_SPEC),
     "trajectories": SCORES,
     "relations": SCORES,
     "differences": SCORES,
-    "mutations": expand(f"{STUDY}/mutations.json", **STUDIES),
+    "mutations": each(f"{STUDY}/mutations.json"),
     "prediction": RANDOM_PLANS,
 }
 # What only a GPU fills, from this machine's or from evidence.
 if ON_GPU:
     TABLE_SOURCES |= {
-        "agreement": expand(rules.agreement.output.agreement, **(STUDIES | dict(lane=ON_GPU))),
-        "census": expand(rules.census_summary.output.summary, **(STUDIES | dict(lane=ON_GPU))),
-        "probe_control": expand(rules.probe_control.output.comparison, **(STUDIES | dict(lane=ON_GPU))),
+        "agreement": each(rules.agreement.output.agreement, ON_GPU),
+        "census": each(rules.census_summary.output.summary, ON_GPU),
+        "probe_control": each(rules.probe_control.output.comparison, ON_GPU),
     }
 if rules.versions.input.results:
     TABLE_SOURCES["versions"] = [rules.versions.output.versions]

@@ -52,11 +52,13 @@ def seal(
     inputs: Iterable[Path],
     parameters: Mapping[str, Any],
     code: str,
+    known: Mapping[Path, str] | None = None,
 ) -> None:
     """Write the manifest of `outputs`, atomically, as canonical JSON.
 
     A folder among `outputs` or `inputs` stands for every file below it that is no manifest. Outputs lie in the
-    manifest's folder or below. `parameters` is JSON; `code` is a `code_digest`. Raises `InputError` if a file is
+    manifest's folder or below. `parameters` is JSON; `code` is a `code_digest`; `known` gives the SHA-256 of
+    files that were hashed while they were written. Raises `InputError` if a file is
     missing or an output lies elsewhere.
     """
     if not manifest_path.name.endswith(SUFFIX):
@@ -71,8 +73,11 @@ def seal(
                 limit=f"outputs of {rule} lie below {home}",
                 way_out="write it there or seal it where it lies",
             )
+    digests = {absolute(p): sha256 for p, sha256 in (known or {}).items()}
     with ThreadPoolExecutor() as pool:
-        made_entries, used_entries = (list(pool.map(lambda p: _entry(p, home), paths)) for paths in (made, used))
+        made_entries, used_entries = (
+            list(pool.map(lambda p: _entry(p, home, digests.get(p)), paths)) for paths in (made, used)
+        )
     manifest = {
         "format": FORMAT,
         "rule": rule,
@@ -111,6 +116,6 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     return sorted(found)
 
 
-def _entry(path: Path, home: Path) -> dict[str, Any]:
+def _entry(path: Path, home: Path, known: str | None) -> dict[str, Any]:
     relative = Path(os.path.relpath(path, home)).as_posix()
-    return {"path": relative, "size": path.stat().st_size, "sha256": sha256_file(path)}
+    return {"path": relative, "size": path.stat().st_size, "sha256": known or sha256_file(path)}

@@ -60,6 +60,14 @@ class Pairs:
     across: tuple[int, int] | None
 
 
+NEEDS_PAIR = {Intervention.SWAP_WITHIN: "within", Intervention.SWAP_ACROSS: "across"}
+
+
+def cells_of(exchange: Mapping[str, Any]) -> list[str]:
+    """The cells that a fixture can run, by the `exchange` of its fixture.json: an exchange needs its pair."""
+    return [c.name for c in CELLS.values() if exchange.get(NEEDS_PAIR.get(c.intervention, ""), True) is not None]
+
+
 def other(history: str) -> str:
     """The other of the two histories."""
     return HISTORIES[1 - HISTORIES.index(history)]

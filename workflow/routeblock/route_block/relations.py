@@ -247,6 +247,8 @@ def _judge(relation: Relation, case: Case, arms: Mapping[Arm, Judged], note: str
         why = "both histories have one plan"
     elif relation.cells == (case.reference,):
         why = note
+    elif any(not c.equal and set(c.surfaces) & set(case.same(c.first, c.second)) for c in relation.clauses(case)):
+        why = given.spec.exchange.why or "by the prediction these arms cannot differ on every surface"
     clauses = [] if missing else [_found(clause, arms) for clause in relation.clauses(case)]
     holds = all(clause["holds"] for clause in clauses)
     constructed = given.is_twin and bool(clauses) and all(clause["one_computation"] for clause in clauses)

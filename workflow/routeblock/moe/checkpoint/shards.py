@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Safetensors shards: headers checked against the file, tensors as views of a memory map.
+
+The safetensors library reads these files too, but it names neither the tensor nor the byte at which a file breaks, and
+gives copies where a layer of 300 MB is best left in the page cache. Format: 8 bytes little-endian header length, JSON
+header, data; every tensor's place is [start, stop) in the data, without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from routeblock.errors import InputError
+
+HEADER_LIMIT = 100_000_000  # bytes, the format's own limit
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """Where a tensor lies: the shard's name, and bytes [start, stop) of the file."""
+
+    shard: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def read_header(path: Path, shard: str) -> dict[str, TensorRef]:
+    """The tensors of a safetensors file by name. Raises InputError where the file is truncated or malformed."""
+
+    def refuse(what: str, limit: str) -> InputError:
+        return InputError(what, where=str(path), limit=limit, way_out=f"download {shard} again")
+
+    with path.open("rb") as f:
+        size = os.fstat(f.fileno()).st_size
+        start = f.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or (length <= HEADER_LIMIT and 8 + length > size):
+            raise refuse(f"truncated: {size} bytes", "the header does not fit")
+        if length > HEADER_LIMIT:
+            raise refuse(f"header of {length} bytes", f"safetensors allows {HEADER_LIMIT}")
+        raw = f.read(length)
+    try:
+        header = json.loads(raw, object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as e:
+        raise refuse(f"header is no JSON: {e}", "a safetensors header is needed") from e
+    if not isinstance(header, dict):
+        raise refuse("header is no mapping", "a safetensors header is needed")
+    header.pop("__metadata__", None)
+    tensors = {name: _ref(shard, name, entry, 8 + length, refuse) for name, entry in header.items()}
+    place = 8 + length
+    for ref in sorted(tensors.values(), key=lambda r: (r.start, r.stop)):
+        if ref.start != place:
+            raise refuse(f"tensor {ref.name} starts at byte {ref.start}", f"the one before ends at {place}")
+        if ref.stop > size:
+            raise refuse(f"truncated: {size} bytes", f"tensor {ref.name} ends at byte {ref.stop}")
+        place = ref.stop
+    if place != size:
+        raise refuse(f"{size} bytes", f"its tensors end at {place}")
+    return tensors
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
+def _ref(shard: str, name: str, entry: Any, base: int, refuse: Any) -> TensorRef:
+    try:
+        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        whole = [*shape, start, stop]
+        if not all(isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in whole):
+            raise ValueError("sizes and offsets are whole numbers from 0")
+    except (KeyError, TypeError, ValueError) as e:
+        raise refuse(f"header entry of tensor {name} is malformed", "dtype, shape and data_offsets are needed") from e
+    if dtype not in DTYPES:
+        raise refuse(f"tensor {name} has dtype {dtype}", f"known are {', '.join(DTYPES)}")
+    if stop - start != math.prod(shape) * DTYPES[dtype].itemsize:
+        raise refuse(f"tensor {name} has {stop - start} bytes", f"{dtype} {list(shape)} takes another number")
+    return TensorRef(shard, name, dtype, shape, base + start, base + stop)
+
+
+@dataclass
+class Catalogue:
+    """The tensors of some shards by name, and their maps, opened when a tensor is first asked for."""
+
+    paths: Mapping[str, Path]
+    tensors: dict[str, TensorRef]
+    _maps: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
+
+    def read(self, name: str) -> NDArray[Any]:
+        """A read-only view of a tensor in the page cache, little-endian; it may be unaligned."""
+        ref = self.tensors[name]
+        if ref.shard not in self._maps:
+            self._maps[ref.shard] = np.memmap(self.paths[ref.shard], dtype=np.uint8, mode="r")
+        return self._maps[ref.shard][ref.start : ref.stop].view(DTYPES[ref.dtype]).reshape(ref.shape)
+
+
+def read_index(root: Path, files: Mapping[str, Path]) -> dict[str, str] | None:
+    """The index's map from tensor to shard; None if the folder has no index. Raises InputError for a broken one."""
+    if INDEX not in files:
+        return None
+
+    def refuse(what: str, limit: str) -> InputError:
+        return InputError(what, where=str(root / INDEX), limit=limit, way_out=f"download {INDEX} again")
+
+    try:
+        index = json.loads(files[INDEX].read_bytes(), object_pairs_hook=_without_repeats)
+        weight_map = index["weight_map"]
+        names = {str(k): str(v) for k, v in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise refuse(f"no weight_map: {e!r}"[:200], "a safetensors index is needed") from e
+    for tensor, shard in names.items():
+        if "/" in shard or "\\" in shard or "\0" in shard or shard in {"", ".", ".."}:
+            raise refuse(f"tensor {tensor} is in {shard!r}", "shards are files of the checkpoint's own folder")
+    return names
+
+
+def shard_names(files: Mapping[str, Path], index: Mapping[str, str] | None) -> list[str]:
+    """The shards of a checkpoint: what the index names, else model.safetensors, else every safetensors file."""
+    if index is not None:
+        return sorted(set(index.values()))
+    if SINGLE in files:
+        return [SINGLE]
+    return [name for name in files if name.endswith(".safetensors") and "/" not in name]

@@ -1,0 +1,19 @@
+# Which checkpoint it is. Its files lie outside the results: the manifest says what they were.
+
+
+rule manifest:
+    output:
+        files="results/checkpoint/files.json",
+        identity="results/checkpoint/identity.json",
+        manifest="results/checkpoint/files.manifest.json",
+    log:
+        "results/logs/checkpoint/manifest.log",
+    threads: workflow.cores
+    params:
+        path=CONFIG.checkpoint.path,
+        revision=["--revision", CONFIG.checkpoint.revision] if CONFIG.checkpoint.revision else [],
+        layer=CONFIG.checkpoint.layer,
+        code=code("manifest"),
+    shell:
+        "routeblock manifest {params.path:q} --out $(dirname {output.files}) --layer {params.layer}"
+        " {params.revision:q} 2> {log}"
