@@ -102,8 +102,25 @@ def test_what_follows_from_the_seed_is_equal_between_runs(folder: Path) -> None:
     for name in ("a", "b"):
         (folder / name).mkdir()
         run(folder / name, MadeUpClock(time_us=lambda arm, call, name=name: len(name) + call))
-    for name in record.FILES:
+    for name in record.FILES[:3]:
         assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes()
+    one, two = (record.read(folder / name).run for name in ("a", "b"))
+    assert one | {"telemetry": None} == two | {"telemetry": None}
+
+
+def test_a_record_tells_time_and_memory(folder: Path) -> None:
+    told = run(folder, MadeUpClock()).run["telemetry"]
+    assert told["seconds"] > 0 and told["cpu_seconds"] > 0
+    assert told["host_peak_bytes"] > 1 << 20 and told["device_peak_bytes"] == 7 << 20
+
+
+def test_a_device_rests_before_another_attempt_where_the_protocol_says_so(folder: Path) -> None:
+    rules = PLAN.acceptance.model_copy(update={"retry_rest_ms": 250})
+    plan = PLAN.model_copy(update={"acceptance": rules})
+    backend = MadeUpClock(reason=lambda arm, call: "throttled" if call == 0 else "")
+    for _ in measure.run_stages(backend, campaigns.confirmation(plan, Mode.CALL, 0), plan):
+        pass
+    assert backend.rests == [0.25]
 
 
 def test_batches_survive_the_file(folder: Path) -> None:

@@ -59,7 +59,7 @@ class MadeUpClock:
         spoil: str = "",
     ) -> None:
         self.time_us, self.reason, self.spoil = time_us, reason, spoil
-        self.calls = itertools.count()
+        self.calls, self.rests = itertools.count(), list[float]()
 
     def load(self, fixture: Fixture, stage: Stage) -> None:
         self.fixture = fixture
@@ -77,6 +77,12 @@ class MadeUpClock:
             call = next(self.calls)
             samples.append(Sample(scope, self.time_us(arm.name, call), 16, 3, self.reason(arm.name, call)))
         return samples
+
+    def rest(self, seconds: float) -> None:
+        self.rests.append(seconds)
+
+    def memory_in_use(self) -> int:
+        return 7 << 20
 
     def identity(self) -> dict[str, Any]:
         return {"lane": self.lane, "device": self.device}
