@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,18 @@ def test_a_cpu_run_says_how_many_threads_it_had(folder: Path) -> None:
     found = lanes.run("confirmation", folder / "out", "cpu0", write(folder), cubin=None, threads=5000, code=CODE)
     assert 1 <= found.run["device"]["threads"] < 5000
     assert all(b.launches == b.warmups == 1 and b.time_us > 0 for b in found.batches)
+
+
+def test_two_runs_on_this_cpu_differ_in_times_only(folder: Path) -> None:
+    protocol = write(folder)
+    one, two = (
+        lanes.run("confirmation", folder / name, "cpu0", protocol, cubin=None, threads=threads, code=CODE)
+        for name, threads in (("a", 1), ("b", 2))
+    )
+    for name in ("comparisons.json", "fixtures.json"):
+        assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes()
+    first, second = ([replace(b, time_us=0.0) for b in record.read(r.folder).batches] for r in (one, two))
+    assert first == second and len({c["sha256"] for c in one.comparisons}) == 1
 
 
 def test_poison_is_a_nan_that_no_sum_gives() -> None:

@@ -132,11 +132,7 @@ class CudaBackend:
         time_us = clock(arm, scope, plan.warmups, plan.launches)
         self._state = self.nvml.state()
         seen = telemetry.seen(before, self._state)
-        reason = ""
-        if telemetry.throttled(seen, rules.throttle_reasons):
-            reason = "throttled"
-        elif seen.compute_processes > 1:
-            reason = "other_process"
+        reason = telemetry.rejection(seen, rules.throttle_reasons)
         return Sample(
             scope,
             time_us,

@@ -8,6 +8,7 @@ measured and on what.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
 from collections import Counter
@@ -40,10 +41,11 @@ class Recorded:
 
 
 class Usage:
-    """What a run takes: wall and CPU seconds from here on, peaks of host and device memory in bytes."""
+    """What a run takes: wall and CPU seconds, peaks of host and device memory in bytes; the host's load before."""
 
     def __init__(self, backend: measure.Backend) -> None:
         self._backend = backend
+        self._load = os.getloadavg()[0]
         self._wall, self._cpu = time.perf_counter(), time.process_time()
         self._device = backend.memory_in_use()
 
@@ -58,6 +60,7 @@ class Usage:
         return {
             "seconds": round(time.perf_counter() - self._wall, 3),
             "cpu_seconds": round(time.process_time() - self._cpu, 3),
+            "load_before": round(self._load, 2),
             "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "device_peak_bytes": self._device,
         }
