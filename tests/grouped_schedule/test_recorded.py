@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from routeblock.cuda import build
+from routeblock.evidence.digest import sha256_file
 from routeblock.grouped_schedule import conform, protocol, record, reprove, sanitizer, tables, wiring
 from routeblock.grouped_schedule.tables import Evidence
 
@@ -30,6 +31,15 @@ def test_both_gpus_ran_the_committed_protocol_as_it_orders(records: list[record.
     assert record.missing_counts(records, PLAN.expected_per_device) == []
     assert [line for r in records for line in conform.deviations(r, PLAN)] == []
     assert [line for r in records for line in reprove.unsealed(r.folder, HERE / "contents.json")] == []
+
+
+def test_every_committed_file_is_the_recorded_one() -> None:
+    """Sanitizer and build records included, which no rule computes again."""
+    listed = json.loads((HERE / "contents.json").read_text())
+    files = {p.relative_to(HERE).as_posix(): p for p in HERE.rglob("*.*") if p.parent != HERE}
+    assert {name: sha256_file(path) for name, path in files.items()} == {name: listed[name]["sha256"] for name in files}
+    dropped = {Path(name).suffixes[-1] for name in listed.keys() - files.keys() if ".manifest." not in name}
+    assert dropped == {".cubin"}
 
 
 def test_the_published_counts_come_from_two_gpus(records: list[record.Recorded]) -> None:
