@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +103,25 @@ def test_what_follows_from_the_seed_is_equal_between_runs(folder: Path) -> None:
     for name in ("a", "b"):
         (folder / name).mkdir()
         run(folder / name, MadeUpClock(time_us=lambda arm, call, name=name: len(name) + call))
-    for name in record.FILES:
+    for name in record.FILES[:3]:
         assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes()
+    one, two = (record.read(folder / name).run for name in ("a", "b"))
+    assert one | {"telemetry": None} == two | {"telemetry": None}
+
+
+def test_a_record_tells_time_and_memory(folder: Path) -> None:
+    told = run(folder, MadeUpClock()).run["telemetry"]
+    assert told["seconds"] > 0 and told["cpu_seconds"] > 0
+    assert told["host_peak_bytes"] > 1 << 20 and told["device_peak_bytes"] == 7 << 20
+
+
+def test_a_device_rests_before_another_attempt_where_the_protocol_says_so(folder: Path) -> None:
+    rules = PLAN.acceptance.model_copy(update={"retry_rest_ms": 250})
+    plan = PLAN.model_copy(update={"acceptance": rules})
+    backend = MadeUpClock(reason=lambda arm, call: "throttled" if call == 0 else "")
+    for _ in measure.run_stages(backend, campaigns.confirmation(plan, Mode.CALL, 0), plan):
+        pass
+    assert backend.rests == [0.25]
 
 
 def test_batches_survive_the_file(folder: Path) -> None:
@@ -141,6 +159,18 @@ def test_a_cpu_run_says_how_many_threads_it_had(folder: Path) -> None:
     found = lanes.run("confirmation", folder / "out", "cpu0", write(folder), cubin=None, threads=5000, code=CODE)
     assert 1 <= found.run["device"]["threads"] < 5000
     assert all(b.launches == b.warmups == 1 and b.time_us > 0 for b in found.batches)
+
+
+def test_two_runs_on_this_cpu_differ_in_times_only(folder: Path) -> None:
+    protocol = write(folder)
+    one, two = (
+        lanes.run("confirmation", folder / name, "cpu0", protocol, cubin=None, threads=threads, code=CODE)
+        for name, threads in (("a", 1), ("b", 2))
+    )
+    for name in ("comparisons.json", "fixtures.json"):
+        assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes()
+    first, second = ([replace(b, time_us=0.0) for b in record.read(r.folder).batches] for r in (one, two))
+    assert first == second and len({c["sha256"] for c in one.comparisons}) == 1
 
 
 def test_poison_is_a_nan_that_no_sum_gives() -> None:

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT
 from routeblock.grouped_schedule import campaigns, record, statistics, tables, validate
 from routeblock.grouped_schedule.campaigns import Mode
+from routeblock.grouped_schedule.tables import Evidence
 
 PUBLISHED = PACKAGE_ROOT.parents[1] / "fixtures/published/grouped_schedule.json"
 
@@ -43,6 +47,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(root: Path, statistics_file: Path | None = None) -> tuple[int, list[str]]:
     path = statistics_file or root / "out/statistics.json"
+    if statistics_file:
+        shutil.copy(root / "out/ratios.parquet", statistics_file.parent)
     return validate.disagreements(path, [root / "sweep", root / "confirmation"], root / "protocol.json")
 
 
@@ -95,7 +101,8 @@ def test_rejected_batches_take_no_part(made: Path) -> None:
     found = record.read(made / "sweep")
     assert any(not b.accepted for b in found.batches)
     accepted = [b for b in found.batches if b.accepted]
-    assert statistics.paired(found.batches) == statistics.paired(accepted)
+    some, all_of_them = (sorted(statistics.paired(b), key=lambda p: p.key) for b in (accepted, found.batches))
+    assert some == all_of_them
 
 
 def test_a_repetition_accepted_twice_is_refused(made: Path) -> None:
@@ -127,10 +134,67 @@ def test_baselines_are_the_incumbent_and_the_control(made: Path) -> None:
 def test_a_shorter_interval_needs_a_larger_minimum(made: Path) -> None:
     """The verdict follows the setting, from the same batches."""
     pairs = statistics.paired(record.read(made / "sweep").batches)
-    strict = statistics.comparisons(pairs, PLAN.bootstrap, 0.9)
+    strict = statistics.comparisons(pairs, PLAN, 0.9)
     assert {c.verdict for c in strict} == {"undecided"}
-    loose = {c.verdict for c in statistics.comparisons(pairs, PLAN.bootstrap, 0.0)}
+    loose = {c.verdict for c in statistics.comparisons(pairs, PLAN, 0.0)}
     assert loose & {"faster", "slower"}
+
+
+@pytest.mark.parametrize("rejects", [1, 2, 3])
+def test_a_median_of_few_is_no_estimate(made: Path, tmp_path: Path, rejects: int) -> None:
+    """One arm's batches of so many of three repetitions never get accepted: the verdict says so, and no number."""
+    turns = itertools.count()
+    size = PLAN.acceptance.attempts * len(PLAN.scopes)
+
+    def reason(arm: str, call: int) -> str:
+        return "throttled" if arm == "band32" and next(turns) < rejects * size else ""
+
+    stages = list(campaigns.confirmation(PLAN, Mode.CALL, 0))
+    inputs = [made / "protocol.json"]
+    record.write(tmp_path / "c", MadeUpClock(noisy, reason), stages, PLAN, rule="x", inputs=inputs, code=CODE)
+    wrong = statistics.write(tmp_path / "s", [tmp_path / "c"], PLAN, minimum_effect=0.01, inputs=[], code=CODE)
+    assert f"confirmation has {12 - 2 * rejects} accepted batches, the protocol asks for 12" in " ".join(wrong)
+    few = [c for c in statistics.read(tmp_path / "s/statistics.json") if c.campaign == "confirmation"]
+    assert len(few) == 2
+    for c in few:
+        assert (c.n, c.repetitions, c.verdict) == (3 - rejects, 3, "too few accepted")
+        assert c.change is c.low is c.high is c.baseline_us is c.candidate_us is c.clear_of_floor is None
+        assert c.floor_low is not None
+    told = [line for line in check_only(tmp_path, made) if "expected" not in line]
+    assert told == []
+    given = Evidence(few, [record.read(tmp_path / "c")], {})
+    (row,) = tables.rejections(given)
+    assert (row["rejected"], row["reason"], row["clock_events"]) == (rejects * size, "throttled", "sw_power_cap")
+
+
+def check_only(root: Path, made: Path) -> list[str]:
+    return validate.disagreements(root / "s/statistics.json", [root / "c"], made / "protocol.json")[1]
+
+
+def test_a_floor_that_reaches_the_interval_is_told(made: Path) -> None:
+    for c in statistics.read(made / "out/statistics.json"):
+        if c.floor_low is not None:
+            apart = c.low > c.floor_high or c.high < c.floor_low
+            assert c.clear_of_floor is apart
+        else:
+            assert c.clear_of_floor is None
+
+
+def test_totals_are_of_two_devices_only(made: Path) -> None:
+    told = json.loads(PUBLISHED.read_text())
+    found = record.read(made / "sweep")
+    alone = tables.counts(Evidence([], [found], told))
+    assert {r["device"] for r in alone} == {"cpu0"} and not any("published_batches" in r for r in alone)
+    other = replace(
+        found,
+        batches=[replace(b, device="cpu1") for b in found.batches],
+        comparisons=[c | {"device": "cpu1"} for c in found.comparisons],
+    )
+    both = tables.counts(Evidence([], [found, other], told))
+    (total,) = [r for r in both if r["device"] == "cpu0 + cpu1" and r["campaign"] == "sweep"]
+    expected = PLAN.expected_per_device
+    assert (total["equal"], total["accepted"]) == (2 * expected.sweep_comparisons, 2 * expected.sweep_batches)
+    assert (total["published_comparisons"], total["published_batches"]) == (136, 3264)
 
 
 def test_another_protocol_is_named(made: Path) -> None:
@@ -152,7 +216,7 @@ def test_tables_are_equal_when_made_twice(made: Path, tmp_path: Path, name: str)
 
 def test_discovery_is_complete_and_shows_the_published_numbers_beside(made: Path) -> None:
     told = json.loads(PUBLISHED.read_text())
-    rows = tables.discovery(statistics.read(made / "out/statistics.json"), [], told)
+    rows = tables.discovery(Evidence(statistics.read(made / "out/statistics.json"), [], told))
     assert len(rows) == 2 * (6 + 5)
     beside = [r for r in rows if "v100_gpu0_change" in r]
     assert {(r["family"], r["v100_gpu0_change"], r["v100_gpu1_change"]) for r in beside} == {
@@ -164,7 +228,7 @@ def test_discovery_is_complete_and_shows_the_published_numbers_beside(made: Path
 
 def test_positions_count_every_accepted_batch(made: Path) -> None:
     found = [record.read(made / "sweep"), record.read(made / "confirmation")]
-    rows = tables.positions([], found, {})
+    rows = tables.positions(Evidence([], found, {}))
     total = sum(v for r in rows for k, v in r.items() if k.startswith("position"))
     expected = PLAN.expected_per_device
     assert total == expected.sweep_batches + expected.confirmation_batches
@@ -173,7 +237,7 @@ def test_positions_count_every_accepted_batch(made: Path) -> None:
 
 def test_cardinalities_list_each_fixture_once(made: Path) -> None:
     found = [record.read(made / "sweep")] * 2
-    rows = tables.cardinalities([], found, {})
+    rows = tables.cardinalities(Evidence([], found, {}))
     assert [(r["family"], r["active_jobs"], r["sentinels"]) for r in rows] == [
         ("paired", 15, 1),
         ("independent", 15, 1),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from routeblock.evidence.digest import sha256_file
 from routeblock.grouped_schedule import cpu, protocol
 from routeblock.grouped_schedule.arms import Arm, Scope
 from routeblock.grouped_schedule.campaigns import Stage
@@ -47,6 +48,17 @@ def write(folder: Path) -> Path:
 PLAN = protocol.Protocol.model_validate(told())
 
 
+CUBIN = "c" * 64
+
+
+def contents(root: Path) -> Path:
+    """The list of an archive of everything below `root`, as the recording machine writes it."""
+    listed = {p.relative_to(root).as_posix(): {"sha256": sha256_file(p)} for p in root.rglob("*") if p.is_file()}
+    path = root / "contents.json"
+    path.write_text(json.dumps(listed | {"build/none/q6k_schedules.cubin": {"sha256": CUBIN}}))
+    return path
+
+
 class MadeUpClock:
     """Runs on this CPU; times come from `time_us(arm, call)`, rejections from `reason(arm, call)`."""
 
@@ -59,7 +71,7 @@ class MadeUpClock:
         spoil: str = "",
     ) -> None:
         self.time_us, self.reason, self.spoil = time_us, reason, spoil
-        self.calls = itertools.count()
+        self.calls, self.rests = itertools.count(), list[float]()
 
     def load(self, fixture: Fixture, stage: Stage) -> None:
         self.fixture = fixture
@@ -75,8 +87,16 @@ class MadeUpClock:
         samples = []
         for scope in scopes:
             call = next(self.calls)
-            samples.append(Sample(scope, self.time_us(arm.name, call), 16, 3, self.reason(arm.name, call)))
+            reason = self.reason(arm.name, call)
+            seen = {"throttled": (4, 1), "other_process": (0, 2), "": (0, 1)}[reason]
+            samples.append(Sample(scope, self.time_us(arm.name, call), 1, 1, reason, *seen))
         return samples
 
+    def rest(self, seconds: float) -> None:
+        self.rests.append(seconds)
+
+    def memory_in_use(self) -> int:
+        return 7 << 20
+
     def identity(self) -> dict[str, Any]:
-        return {"lane": self.lane, "device": self.device}
+        return {"lane": self.lane, "device": self.device, "architecture": "none", "cubin_sha256": CUBIN}

@@ -13,7 +13,7 @@ from routeblock.grouped_schedule import record, wiring
 
 TABLES = [(f"table_{name}", {}) for name in wiring.TABLES]
 AFTER = sorted([("bundle", {}), ("statistics", {}), ("validate_timings", {}), *TABLES])
-RECORDED = "fixtures/recorded/grouped_schedule/h200"
+RECORDED = wiring.RECORDED
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def checkout(tmp_path: Path) -> Checkout:
     root = tmp_path / "checkout"
     root.mkdir()
     made = Checkout.fresh(root)
-    for name in ("protocols", "published"):
+    for name in ("bundles", "protocols", "published"):
         shutil.copytree(ROOT / "fixtures" / name, made.root / "fixtures" / name, dirs_exist_ok=True)
     shutil.rmtree(made.root / "fixtures/recorded", ignore_errors=True)
     return made
@@ -44,10 +44,11 @@ def test_recorded_gpus_are_proved_one_by_one(checkout: Checkout, monkeypatch: py
     lanes(checkout, "recorded-h200")
     for device in ("gpu0", "gpu1"):
         for kind in ("sweep", "confirmation", "beyond"):
-            folder = checkout.root / RECORDED / device / kind
+            folder = checkout.root / RECORDED / "cuda" / device / kind
             folder.mkdir(parents=True)
             for name in record.FILES:
                 (folder / name).touch()
+    (checkout.root / RECORDED / "contents.json").touch()
     jobs = checkout.would_run(monkeypatch, "bundle")
     proved = [wildcards for rule, wildcards in jobs if rule == "recorded"]
     assert len(proved) == 6 and {w["device"] for w in proved} == {"gpu0", "gpu1"}

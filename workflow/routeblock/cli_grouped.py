@@ -89,6 +89,7 @@ def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | Non
 def recorded(
     out: Out,
     source: Annotated[Path, typer.Option(help="A committed record.")],
+    contents: Annotated[Path, typer.Option(help="The contents.json of the archive that it came in.")],
     lane: Annotated[str, typer.Option(help="The lane that it becomes.")] = "recorded-h200",
     protocol: ProtocolFile = PROTOCOL,
     threads: Threads = 2,
@@ -99,19 +100,22 @@ def recorded(
     from routeblock.workflow import code
 
     plan = protocols.load(protocol)
-    wrong = reprove.write(out, source, lane, plan, threads=threads, inputs=[protocol], code=code("recorded"))
+    wrong = reprove.write(
+        out, source, lane, plan, contents=contents, threads=threads, inputs=[protocol], code=code("recorded")
+    )
     _report(wrong, "every fixture and every output has the recorded bits")
 
 
 def grouped_bundle(
     out: Out,
     source: Annotated[list[Path], typer.Option(help="A file or folder to pack; repeat it.")],
+    readme: Annotated[Path, typer.Option(help="Becomes README.md in the archive.")],
 ) -> None:
     """Pack study B's evidence into one archive whose bytes depend on the files alone."""
     from routeblock.grouped_schedule import bundle
     from routeblock.workflow import code
 
-    bundle.write(out, source, code=code("bundle"))
+    bundle.write(out, source, readme=readme, code=code("bundle"))
 
 
 def statistics(
@@ -151,19 +155,20 @@ def validate_timings(
 
 
 def grouped_table(
-    name: Annotated[str, typer.Argument(help="confirmation, discovery, beyond_study, cardinalities or positions.")],
+    name: Annotated[str, typer.Argument(help="A table's name, such as confirmation.")],
     out: Out,
     record: Records,
     statistics: Annotated[Path, typer.Option(help="The statistics.json.")],
     published: Annotated[Path, typer.Option(help="The published numbers.")] = Path(
         "fixtures/published/grouped_schedule.json"
     ),
+    sanitizer: Annotated[list[Path] | None, typer.Option(help="A sanitizer.json; repeat it.")] = None,
 ) -> None:
     """Write one table of study B as .parquet, .csv and .md."""
     from routeblock.grouped_schedule import tables
     from routeblock.workflow import code
 
-    tables.write(name, out, statistics, record, published, code=code(f"table_{name}"))
+    tables.write(name, out, statistics, record, published, sanitizers=sanitizer or (), code=code(f"table_{name}"))
 
 
 def _report(wrong: list[str], otherwise: str) -> None:

@@ -31,6 +31,7 @@ class Verdict(StrEnum):
     FASTER = "faster"
     SLOWER = "slower"
     UNDECIDED = "undecided"
+    INCOMPLETE = "too few accepted"  # no estimate was made
 
 
 def bootstrap_medians(values: NDArray[np.float64], *, seed: int, resamples: int) -> NDArray[np.float64]:

@@ -45,6 +45,7 @@ for name in grouped.TABLES:
             f"table_{name}"
         input:
             published="fixtures/published/grouped_schedule.json",
+            sanitizers=grouped.sanitizers(CONFIG),
             records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
             statistics=rules.statistics.output.statistics,
             validation=rules.validate_timings.output.validation,
@@ -57,13 +58,15 @@ for name in grouped.TABLES:
             code=code(f"table_{name}"),
             name=name,
             records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
+            sanitizers=[f"--sanitizer {path}" for path in grouped.sanitizers(CONFIG)],
         shell:
-            "routeblock grouped-table {params.name} {params.records} --statistics {input.statistics}"
+            "routeblock grouped-table {params.name} {params.records} {params.sanitizers} --statistics {input.statistics}"
             " --published {input.published} --out $(dirname {output.manifest}) 2> {log}"
 
 
 rule bundle:
     input:
+        readme="fixtures/bundles/grouped_schedule.md",
         protocol="fixtures/protocols/grouped_schedule.json",
         published="fixtures/published/grouped_schedule.json",
         identities=grouped.identities(CONFIG),
@@ -80,4 +83,4 @@ rule bundle:
         code=code("bundle"),
         sources=[f"--source {path}" for path in grouped.bundled(CONFIG)],
     shell:
-        "routeblock grouped-bundle {params.sources} --out $(dirname {output.archive}) 2> {log}"
+        "routeblock grouped-bundle {params.sources} --readme {input.readme} --out $(dirname {output.archive}) 2> {log}"

@@ -77,10 +77,9 @@ rule sanitizer:
 rule recorded:
     input:
         protocol="fixtures/protocols/grouped_schedule.json",
-        batches="fixtures/recorded/grouped_schedule/h200/{device}/{kind}/batches.parquet",
-        rest=multiext(
-            "fixtures/recorded/grouped_schedule/h200/{device}/{kind}/", "comparisons.json", "fixtures.json", "run.json"
-        ),
+        contents=f"{grouped.RECORDED}/contents.json",
+        batches=f"{grouped.RECORDED}/cuda/{{device}}/{{kind}}/batches.parquet",
+        rest=multiext(f"{grouped.RECORDED}/cuda/{{device}}/{{kind}}/", "comparisons.json", "fixtures.json", "run.json"),
     output:
         multiext(
             "results/grouped_schedule/recorded-h200/{device}/{kind}/",
@@ -99,5 +98,5 @@ rule recorded:
         out=subpath(output[0], parent=True),
         threads=CONFIG.grouped_schedule.cpu_threads,
     shell:
-        "routeblock recorded --source {params.source} --protocol {input.protocol} --threads {params.threads}"
-        " --out {params.out} 2> {log}"
+        "routeblock recorded --source {params.source} --contents {input.contents} --protocol {input.protocol}"
+        " --threads {params.threads} --out {params.out} 2> {log}"

@@ -93,6 +93,16 @@ class Gpu:
         passed = [ctypes.c_int(a) if isinstance(a, int) else a for a in arguments]
         return lambda where: self._core.launch(where, config, kernel, *passed)
 
+    def mark(self, event: Any) -> Launch:
+        """Record `event` at this place of a graph, on the device: no host time lies between it and its neighbours."""
+        external = self._driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL.value
+
+        def record(builder: Any) -> None:
+            stream = builder.stream
+            self._check(self._driver.cuEventRecordWithFlags(int(event.handle), int(stream.handle), external))
+
+        return record
+
     def graph(self, launches: list[Launch]) -> Any:
         """`launches` captured one after another, ready to run."""
         builder = self.device.create_graph_builder().begin_building()
@@ -112,6 +122,12 @@ class Gpu:
         """Time between two events, after waiting for the second."""
         end.sync()
         return float(end - start) * 1000.0
+
+    def memory_in_use(self) -> int:
+        """Bytes in use on the whole device: the context, our buffers, and whatever else runs there."""
+        status, free, total = self._driver.cuMemGetInfo()
+        self._check((status,))
+        return int(total) - int(free)
 
     def _check(self, result: tuple[Any, ...]) -> None:
         if int(result[0]):

@@ -114,3 +114,17 @@ def seen(before: State, after: State) -> State:
 def throttled(state: State, reasons: tuple[str, ...]) -> bool:
     """Whether one of the named clock events was seen."""
     return state.clock_events != UNKNOWN and any(state.clock_events & CLOCK_EVENTS[r] for r in reasons)
+
+
+def rejection(state: State, reasons: tuple[str, ...]) -> str:
+    """Why a batch during which `state` was seen is rejected: throttled, other_process, or nothing."""
+    if throttled(state, reasons):
+        return "throttled"
+    return "other_process" if state.compute_processes > 1 else ""
+
+
+def named_events(mask: int) -> str:
+    """The throttling events in NVML's mask by name; what could not be read is said to be unknown."""
+    if mask == UNKNOWN:
+        return "unknown"
+    return ", ".join(name for name, bit in CLOCK_EVENTS.items() if mask & bit)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -72,6 +73,8 @@ def read(paths: Iterable[Path]) -> list[Batch]:
         if not table.schema.equals(SCHEMA):
             raise _not_batches(path, f"columns {', '.join(table.schema.names)}")
         rows: list[dict[str, Any]] = table.to_pylist()
+        if bad := [row["time_us"] for row in rows if not (math.isfinite(row["time_us"]) and row["time_us"] > 0)]:
+            raise _not_batches(path, f"time_us holds {bad[0]}")
         found.extend(Batch(**row) for row in rows)
     return found
 

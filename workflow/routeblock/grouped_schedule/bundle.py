@@ -24,10 +24,10 @@ def _files(sources: Sequence[Path]) -> list[Path]:
     return sorted(set(found))
 
 
-def write(out: Path, sources: Sequence[Path], *, code: str) -> Path:
+def write(out: Path, sources: Sequence[Path], *, readme: Path, code: str) -> Path:
     """Pack `sources`, relative to the working directory, into `{ARCHIVE}` in `out`, sealed; returns its path.
 
-    Raises InputError if one is missing or lies outside the working directory.
+    `readme` becomes README.md at the top. Raises InputError if one is missing or lies outside the working directory.
     """
     files = _files(sources)
     outside = [p for p in files if p.is_absolute() or ".." in p.parts]
@@ -39,7 +39,7 @@ def write(out: Path, sources: Sequence[Path], *, code: str) -> Path:
             way_out="start from the folder that holds it",
         )
     path = out / ARCHIVE
-    pack(path, {p.as_posix(): p for p in files})
-    inputs = [p for p in files if not p.name.endswith(".manifest.json")]
+    pack(path, {p.as_posix(): p for p in files} | {"README.md": readme})
+    inputs = [p for p in [*files, readme] if not p.name.endswith(".manifest.json")]
     seal(out / "bundle.manifest.json", rule="bundle", outputs=[path], inputs=inputs, parameters={}, code=code)
     return path

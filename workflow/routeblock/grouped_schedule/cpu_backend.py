@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from typing import Any
 
 import numba
@@ -46,6 +47,12 @@ class CpuBackend:
         clocked = cpu.launch(arm, self._fixture, self._out, self.threads)
         times = {Scope.INCLUSIVE: clocked.inclusive_us, Scope.COMPUTE: clocked.compute_us}
         return [Sample(scope, times[scope], launches=1, warmups=1) for scope in scopes]
+
+    def rest(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def memory_in_use(self) -> None:
+        """A CPU has no memory but the host's."""
 
     def identity(self) -> dict[str, Any]:
         """What the times belong to."""

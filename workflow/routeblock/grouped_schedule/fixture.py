@@ -104,7 +104,11 @@ def check_jobs(ids: NDArray[np.int32], pool: int, rows: int, cols: int) -> None:
 
 
 def weights(seed: int, pool: int, rows: int, cols: int) -> NDArray[np.uint8]:
-    """Q6_K weights uint8 [pool, rows, cols / 256, 210]; an expert's do not depend on the pool."""
+    """Q6_K weights uint8 [pool, rows, cols / 256, 210]; an expert's do not depend on the pool.
+
+    Raises InputError for a shape that the kernels refuse.
+    """
+    check_jobs(np.empty(0, np.int32), pool, rows, cols)
     shape = (rows, q6k.blocks_per_row(cols))
     out = np.empty((pool, *shape, q6k.Q6K_BYTES), np.uint8)
     for expert in range(pool):

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from routeblock.errors import InputError
-from routeblock.grouped_schedule import campaigns, protocol, record
-from routeblock.grouped_schedule.campaigns import Mode, Stage
+from routeblock.grouped_schedule import conform, protocol, record
 from routeblock.grouped_schedule.measure import Backend
 
 
@@ -37,18 +35,6 @@ def _backend(device: str, cubin: Path | None, threads: int, plan: protocol.Proto
     return gpu, gpu.l2_bytes
 
 
-def _stages(rule: str, plan: protocol.Protocol, l2_bytes: int | None) -> Iterable[Stage]:
-    mode = Mode.CALL if l2_bytes is None else Mode(plan.timing.cuda.mode)
-    warps = 0 if l2_bytes is None else plan.timing.cuda.warps_per_block
-    if rule == "sweep":
-        return campaigns.sweep(plan, mode, warps)
-    if rule == "confirmation":
-        return campaigns.confirmation(plan, mode, warps)
-    if l2_bytes is None:
-        raise InputError("lane cpu", where=rule, limit="it needs a GPU", way_out="name gpu0")
-    return campaigns.beyond(plan, l2_bytes, mode, warps)
-
-
 def run(
     rule: str, out: Path, device: str, protocol_file: Path, *, cubin: Path | None, threads: int, code: str
 ) -> record.Recorded:
@@ -56,7 +42,9 @@ def run(
     plan = protocol.load(protocol_file)
     backend, l2_bytes = _backend(device, cubin, threads, plan)
     inputs = [protocol_file, *([cubin] if cubin else [])]
-    stages = _stages(rule, plan, l2_bytes)
+    if rule == "beyond" and l2_bytes is None:
+        raise InputError("lane cpu", where=rule, limit="it needs a GPU", way_out="name gpu0")
+    stages = conform.stages(rule, plan, l2_bytes)
     return record.write(out, backend, stages, plan, rule=rule, inputs=inputs, code=code, progress=_tell)
 
 

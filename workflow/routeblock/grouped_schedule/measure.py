@@ -56,6 +56,12 @@ class Backend(Protocol):
     def measure(self, arm: Arm, scopes: tuple[Scope, ...]) -> list[Sample]:
         """One batch for each scope, in that order."""
 
+    def rest(self, seconds: float) -> None:
+        """Leave the device idle for so long."""
+
+    def memory_in_use(self) -> int | None:
+        """Bytes in use on the device now, None for a CPU."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -178,6 +184,8 @@ def _repetition(
     for position, series in enumerate(stage.order(repetition)):
         pending = protocol.scopes[::-1] if reverse else protocol.scopes
         for attempt in range(protocol.acceptance.attempts):
+            if attempt and protocol.acceptance.retry_rest_ms:
+                backend.rest(protocol.acceptance.retry_rest_ms / 1000)
             again: list[Scope] = []
             for sample in backend.measure(series.arm, pending):
                 incorrect = series.arm.name in wrong

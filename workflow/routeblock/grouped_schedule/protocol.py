@@ -73,7 +73,10 @@ class Timing(_Strict):
 
 
 class Acceptance(_Strict):
+    """`retry_rest_ms`: how long a device rests before a rejected batch is timed again; none where it is left out."""
+
     attempts: int
+    retry_rest_ms: int | None = None
     throttle_reasons: tuple[str, ...]
     reject: dict[Literal["throttled", "other_process", "incorrect"], str]
     rule: str
@@ -116,8 +119,8 @@ class Protocol(_Strict):
     expected_per_device: Expected
 
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON: what a confirmation carries."""
-        return sha256_json(self.model_dump(mode="json"))
+        """SHA-256 of the canonical JSON of what the file says: what a record carries."""
+        return sha256_json(self.model_dump(mode="json", exclude_unset=True))
 
     def family(self, name: Family) -> FamilyPlan:
         return next(f for f in self.families if f.name is name)

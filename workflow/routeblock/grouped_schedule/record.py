@@ -8,6 +8,9 @@ measured and on what.
 from __future__ import annotations
 
 import json
+import os
+import resource
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -37,6 +40,32 @@ class Recorded:
     run: dict[str, Any]
 
 
+class Usage:
+    """What a run takes: wall and CPU seconds, peaks of host and device memory in bytes; the host's load before."""
+
+    def __init__(self, backend: measure.Backend) -> None:
+        self._backend = backend
+        self._load = os.getloadavg()[0]
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self._device = backend.memory_in_use()
+
+    def look(self) -> None:
+        """Note the device's memory; a stage's buffers are still there when it ends."""
+        now = self._backend.memory_in_use()
+        if now is not None:
+            self._device = max(now, self._device or 0)
+
+    def told(self) -> dict[str, Any]:
+        """For JSON. The host's peak is the whole process's, the device's everything in use on it, context included."""
+        return {
+            "seconds": round(time.perf_counter() - self._wall, 3),
+            "cpu_seconds": round(time.process_time() - self._cpu, 3),
+            "load_before": round(self._load, 2),
+            "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "device_peak_bytes": self._device,
+        }
+
+
 def write(
     folder: Path,
     backend: measure.Backend,
@@ -57,6 +86,7 @@ def write(
     batches: list[raw.Batch] = []
     comparisons: list[dict[str, Any]] = []
     fixtures: list[dict[str, Any]] = []
+    usage = Usage(backend)
     for measured in measure.run_stages(backend, stages, protocol):
         first = measured.batches[0]
         progress(
@@ -66,11 +96,13 @@ def write(
         comparisons += [c.record() for c in measured.comparisons]
         if measured.fixture not in fixtures:
             fixtures.append(measured.fixture)
+        usage.look()
     run = {
         "device": backend.identity(),
         "protocol_sha256": protocol.digest(),
         "batches": dict(Counter(f"{b.campaign}, {b.reason or 'accepted'}" for b in batches)),
         "comparisons": dict(Counter(f"{c['campaign']}, {'equal' if c['holds'] else 'different'}" for c in comparisons)),
+        "telemetry": usage.told(),
     }
     with atomic_file(folder / FILES[0]) as tmp:
         raw.write(tmp, batches)

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from routeblock.errors import InputError
 from routeblock.evidence.chain import seal
-from routeblock.evidence.digest import canonical_json
+from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
 from routeblock.grouped_schedule import batches as raw
-from routeblock.grouped_schedule import cpu, fixture, record
+from routeblock.grouped_schedule import conform, cpu, fixture, record
 from routeblock.grouped_schedule.arms import BY_NAME, Family
 from routeblock.grouped_schedule.fixture import Fixture
 from routeblock.grouped_schedule.measure import CONTROL, POISON, output_digest
@@ -32,9 +35,36 @@ def _output(made: Fixture, threads: int) -> str:
     return output_digest(made, out)
 
 
+def unsealed(source: Path, contents: Path) -> list[str]:
+    """What of a record, or the kernels it names, is not what the archive of the recording machine lists in `contents`.
+
+    Raises InputError if `contents` cannot be read.
+    """
+    try:
+        listed = json.loads(contents.read_text(encoding="utf-8"))
+        digests = {name: entry["sha256"] for name, entry in listed.items()}
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as e:
+        raise InputError(
+            f"no list of contents: {e}",
+            where=str(contents),
+            limit="the contents.json of a recorded archive is needed",
+            way_out="unpack the archive again",
+        ) from e
+    wrong = []
+    for name in record.FILES:
+        key = Path(os.path.relpath(source / name, contents.parent)).as_posix()
+        if digests.get(key) != sha256_file(source / name):
+            wrong.append(f"{source / name}: not the bytes that were recorded")
+    device = record.read(source).run["device"]
+    cubin = f"build/{device['architecture']}/q6k_schedules.cubin"
+    if device["cubin_sha256"] != digests.get(cubin):
+        wrong.append(f"{source}: ran a cubin that is not the recorded {cubin}")
+    return wrong
+
+
 def disagreements(found: Recorded, protocol: Protocol, threads: int) -> list[str]:
     """What of a record this CPU does not reproduce, one line each: fixtures, output bits, the protocol."""
-    wrong = record.other_protocol([found], protocol)
+    wrong = record.other_protocol([found], protocol) + conform.deviations(found, protocol)
     outputs: dict[Cell, str] = {}
     for seed in sorted({told["seed"] for told in found.fixtures}):
         mine = [told for told in found.fixtures if told["seed"] == seed]
@@ -56,14 +86,22 @@ def disagreements(found: Recorded, protocol: Protocol, threads: int) -> list[str
 
 
 def write(
-    out: Path, source: Path, lane: str, protocol: Protocol, *, threads: int, inputs: Sequence[Path], code: str
+    out: Path,
+    source: Path,
+    lane: str,
+    protocol: Protocol,
+    *,
+    contents: Path,
+    threads: int,
+    inputs: Sequence[Path],
+    code: str,
 ) -> list[str]:
     """Write the record of `source` to `out` as lane `lane`, sealed by `recorded.manifest.json`.
 
-    Times stay as they were recorded. Returns what `disagreements` finds; then nothing is written.
+    Times stay as they were recorded. Returns what `unsealed` and `disagreements` find; then nothing is written.
     """
     found = record.read(source)
-    wrong = disagreements(found, protocol, threads)
+    wrong = unsealed(source, contents) or disagreements(found, protocol, threads)
     if wrong:
         return wrong
     run = found.run | {
@@ -80,7 +118,7 @@ def write(
         out / "recorded.manifest.json",
         rule="recorded",
         outputs=[out / name for name in record.FILES],
-        inputs=[*inputs, *(source / name for name in record.FILES)],
+        inputs=[contents, *inputs, *(source / name for name in record.FILES)],
         parameters={"lane": lane},
         code=code,
     )

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from routeblock.errors import InputError
 from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
-from routeblock.grouped_schedule import record
+from routeblock.grouped_schedule import conform, record
 from routeblock.grouped_schedule.batches import Batch
 from routeblock.grouped_schedule.campaigns import Campaign
-from routeblock.grouped_schedule.protocol import Bootstrap, Protocol
+from routeblock.grouped_schedule.protocol import Protocol
 
 FLOOR_OF = {
     Campaign.SWEEP: Campaign.SWEEP_FLOOR,
@@ -50,7 +49,9 @@ _KEY = (
 class Comparison:
     """One series against the baseline of its stage: times in microseconds, changes as fractions.
 
-    `floor_*` is the same estimate for the baseline against itself at this shape and scope, where it was measured.
+    `n` of `repetitions` pairs were accepted. With fewer than all there is no estimate (None): a median of few is not
+    the protocol's. `floor_*` is the same estimate for the baseline against itself at this shape and scope, where it was
+    measured; `clear_of_floor` says whether the two intervals lie apart.
     """
 
     lane: str
@@ -68,15 +69,17 @@ class Comparison:
     series: str
     arm: str
     n: int
-    baseline_us: float
-    candidate_us: float
-    change: float
-    low: float
-    high: float
+    repetitions: int
     verdict: str
+    baseline_us: float | None = None
+    candidate_us: float | None = None
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
     floor_change: float | None = None
     floor_low: float | None = None
     floor_high: float | None = None
+    clear_of_floor: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,14 @@ class Pairs:
 def paired(batches: Iterable[Batch]) -> list[Pairs]:
     """Every comparison's pairs, in the order of their first batch. Rejected batches take no part.
 
-    A repetition counts where both sides have an accepted batch. Raises InputError if one has two of a kind.
+    A repetition counts where both sides have an accepted batch; a comparison without any is still there. Raises
+    InputError if one has two of a kind.
     """
-    times: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
+    times: dict[tuple[Any, ...], dict[int, float]] = {}
     for batch in batches:
+        key = tuple(getattr(batch, name) for name in _KEY)
+        times.setdefault(key, {})
         if batch.accepted:
-            key = tuple(getattr(batch, name) for name in _KEY)
             if batch.repetition in times[key]:
                 raise InputError(
                     f"repetition {batch.repetition} of {batch.series} was accepted twice",
@@ -111,15 +116,19 @@ def paired(batches: Iterable[Batch]) -> list[Pairs]:
     for key, candidate in times.items():
         baseline = baselines.get(key[:-2], {})
         common = sorted(candidate.keys() & baseline.keys())
-        if key[-2] != key[-3] and common:
+        if key[-2] != key[-3]:
             found.append(Pairs(key, common, [candidate[r] for r in common], [baseline[r] for r in common]))
     return found
 
 
-def comparisons(pairs: Iterable[Pairs], bootstrap: Bootstrap, minimum_effect: float) -> list[Comparison]:
+def comparisons(pairs: Iterable[Pairs], plan: Protocol, minimum_effect: float) -> list[Comparison]:
     """The estimate of every comparison, with its floor beside."""
-    found = []
+    found, bootstrap = [], plan.bootstrap
     for each in pairs:
+        who = dict(zip(_KEY, each.key, strict=True)) | {"n": len(each.repetitions), "repetitions": plan.repetitions}
+        if len(each.repetitions) < plan.repetitions:
+            found.append(Comparison(**who, verdict=str(stats.Verdict.INCOMPLETE)))
+            continue
         change = stats.paired_change(
             each.candidate_us,
             each.baseline_us,
@@ -128,7 +137,7 @@ def comparisons(pairs: Iterable[Pairs], bootstrap: Bootstrap, minimum_effect: fl
             confidence=bootstrap.confidence,
         )
         verdict = stats.verdict(change.low, change.high, minimum_effect)
-        found.append(Comparison(**dict(zip(_KEY, each.key, strict=True)), **_named(change), verdict=str(verdict)))
+        found.append(Comparison(**(who | _named(change)), verdict=str(verdict)))
     return _with_floors(found)
 
 
@@ -145,9 +154,15 @@ def _with_floors(found: list[Comparison]) -> list[Comparison]:
     result = []
     for c in found:
         floor = floors.get(shape(c, FLOOR_OF[Campaign(c.campaign)])) if c.campaign in FLOOR_OF else None
-        beside = {"floor_change": floor.change, "floor_low": floor.low, "floor_high": floor.high} if floor else {}
-        result.append(Comparison(**(asdict(c) | beside)))
+        result.append(_beside(c, floor) if floor else c)
     return result
+
+
+def _beside(c: Comparison, floor: Comparison) -> Comparison:
+    clear = None
+    if c.low is not None and c.high is not None and floor.low is not None and floor.high is not None:
+        clear = c.low > floor.high or c.high < floor.low
+    return replace(c, floor_change=floor.change, floor_low=floor.low, floor_high=floor.high, clear_of_floor=clear)
 
 
 def write(
@@ -156,13 +171,14 @@ def write(
     """Write `statistics.json`, `ratios.parquet` and their manifest to `out`, from the records in `folders`.
 
     `inputs` holds the protocol's file. Returns what does not hold, one line each: counts that were not reached, records
-    of another protocol.
+    of another protocol, batches or comparisons that are not as it orders.
     """
     records = [record.read(folder) for folder in folders]
     pairs = paired(b for r in records for b in r.batches)
-    found = comparisons(pairs, protocol.bootstrap, minimum_effect)
+    found = comparisons(pairs, protocol, minimum_effect)
     devices = sorted({(r.run["device"]["lane"], r.run["device"]["device"]) for r in records})
     wrong = record.missing_counts(records, protocol.expected_per_device) + record.other_protocol(records, protocol)
+    wrong += [line for r in records for line in conform.deviations(r, protocol)]
     told = {
         "protocol_sha256": protocol.digest(),
         "bootstrap": protocol.bootstrap.model_dump(),

@@ -1,25 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Study B's tables: confirmation, discovery (the complete matrix), cardinalities, positions, further campaigns."""
+"""Study B's tables: what was compared, timed and rejected on which device, and the changes beside published ones."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from routeblock import tables
+from routeblock.cuda.telemetry import named_events
 from routeblock.errors import InputError
 from routeblock.evidence.chain import seal
 from routeblock.grouped_schedule import record, statistics
 from routeblock.grouped_schedule.arms import Scope
+from routeblock.grouped_schedule.batches import Batch
 from routeblock.grouped_schedule.campaigns import Campaign
 from routeblock.grouped_schedule.record import Recorded
 from routeblock.grouped_schedule.statistics import Comparison
 from routeblock.tables import Column
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What tables are made from; `sanitizers` are the contents of `sanitizer.json` files."""
+
+    comparisons: Sequence[Comparison]
+    records: Sequence[Recorded]
+    published: Row
+    sanitizers: Sequence[Row] = ()
+
+    @property
+    def batches(self) -> Iterable[Batch]:
+        """Every batch, accepted or not."""
+        return (b for r in self.records for b in r.batches)
+
 
 _WHERE = (Column("lane"), Column("device"))
 _SHAPE = (Column("family"), Column("slots", "count"), Column("pool", "count"))
@@ -34,19 +54,22 @@ _ESTIMATE = (
     Column("floor_percent", "number", "+.2f"),
     Column("floor_low_percent", "number", "+.2f"),
     Column("floor_high_percent", "number", "+.2f"),
+    Column("clear_of_floor", "flag"),
 )
 _GPUS = (0, 1)
+_TIMES = ("control_us", "candidate_us")
+_CHANGES = ("change", "low", "high")
 
 
 def _published(parts: Iterable[str]) -> tuple[Column, ...]:
-    return tuple(Column(f"v100_gpu{g}_{part}", "number", "+.2f") for g in _GPUS for part in parts)
+    return tuple(Column(f"v100_gpu{g}_{p}", "number", ".2f" if p in _TIMES else "+.2f") for g in _GPUS for p in parts)
 
 
 def _estimate(c: Comparison) -> Row:
     row: Row = {name: getattr(c, name) for name in ("lane", "device", "family", "slots", "pool", "rows", "cols")}
     row |= {"warps": c.warps, "mode": c.mode, "scope": c.scope, "campaign": c.campaign}
     row |= {"schedule": c.arm, "baseline": c.baseline, "n": c.n, "verdict": c.verdict}
-    row |= {"baseline_us": c.baseline_us, "candidate_us": c.candidate_us}
+    row |= {"baseline_us": c.baseline_us, "candidate_us": c.candidate_us, "clear_of_floor": c.clear_of_floor}
     fractions: Row = {"change": c.change, "low": c.low, "high": c.high}
     fractions |= {"floor": c.floor_change, "floor_low": c.floor_low, "floor_high": c.floor_high}
     return row | {f"{k}_percent": None if v is None else 100 * v for k, v in fractions.items()}
@@ -56,24 +79,24 @@ def _of(comparisons: Iterable[Comparison], *campaigns: Campaign) -> list[Compari
     return [c for c in comparisons if c.campaign in campaigns]
 
 
-def confirmation(comparisons: Sequence[Comparison], _: Sequence[Recorded], published: Row) -> list[Row]:
+def confirmation(given: Evidence) -> list[Row]:
     """The fixed candidate against the control, both scopes, with both V100s beside the inclusive one."""
-    told = {(p["gpu"], p["slots"], p["pool"]): p for p in published["confirmation"]}
+    told = {(p["gpu"], p["slots"], p["pool"]): p for p in given.published["confirmation"]}
     rows = []
-    for c in _of(comparisons, Campaign.CONFIRMATION):
+    for c in _of(given.comparisons, Campaign.CONFIRMATION):
         row = _estimate(c)
         for gpu in _GPUS:
             if c.scope == Scope.INCLUSIVE and (p := told.get((gpu, c.slots, c.pool))):
-                row |= {f"v100_gpu{gpu}_{part}": p[part] for part in ("change", "low", "high")}
+                row |= {f"v100_gpu{gpu}_{part}": p[part] for part in (*_TIMES, *_CHANGES)}
         rows.append(row)
     return rows
 
 
-def discovery(comparisons: Sequence[Comparison], _: Sequence[Recorded], published: Row) -> list[Row]:
+def discovery(given: Evidence) -> list[Row]:
     """Every schedule at every shape, both scopes; band32 inclusive beside what was published."""
-    told = {(p["family"], p["slots"], p["pool"]): p["change"] for p in published["discovery_band32_inclusive"]}
+    told = {(p["family"], p["slots"], p["pool"]): p["change"] for p in given.published["discovery_band32_inclusive"]}
     rows = []
-    for c in _of(comparisons, Campaign.SWEEP):
+    for c in _of(given.comparisons, Campaign.SWEEP):
         row = _estimate(c)
         if c.arm == "band32" and c.scope == Scope.INCLUSIVE and (p := told.get((c.family, c.slots, c.pool))):
             row |= {f"v100_gpu{gpu}_change": p[gpu] for gpu in _GPUS}
@@ -81,32 +104,104 @@ def discovery(comparisons: Sequence[Comparison], _: Sequence[Recorded], publishe
     return rows
 
 
-def beyond(comparisons: Sequence[Comparison], _: Sequence[Recorded], __: Row) -> list[Row]:
+def beyond(given: Evidence) -> list[Row]:
     """What the source did not publish: serial prototype, L2 ratio, cold L2, warps in a block, single launches, A/A."""
     published = (Campaign.SWEEP, Campaign.CONFIRMATION)
-    return [_estimate(c) for c in comparisons if c.campaign not in published]
+    return [_estimate(c) for c in given.comparisons if c.campaign not in published]
 
 
-def cardinalities(_: Sequence[Comparison], records: Sequence[Recorded], __: Row) -> list[Row]:
+def cardinalities(given: Evidence) -> list[Row]:
     """Each fixture once: a pool bound is not a number of distinct experts."""
     seen: dict[str, Row] = {}
-    for fixture in (f for r in records for f in r.fixtures):
+    for fixture in (f for r in given.records for f in r.fixtures):
         row = {k: v for k, v in fixture.items() if k not in ("ids", "sha256")}
         row |= {f"sha256_{k}": v for k, v in fixture["sha256"].items()}
         seen.setdefault(json.dumps(row, sort_keys=True), row)
     return list(seen.values())
 
 
-def positions(_: Sequence[Comparison], records: Sequence[Recorded], __: Row) -> list[Row]:
+def positions(given: Evidence) -> list[Row]:
     """How often each series ran at each position and in each direction; every accepted batch counts once."""
     counts: dict[tuple[str, ...], dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for b in (b for r in records for b in r.batches):
+    for b in given.batches:
         if b.accepted and b.campaign in (Campaign.SWEEP, Campaign.CONFIRMATION):
             key = (b.lane, b.device, b.campaign, b.family, b.series)
             counts[key][f"position_{b.position}"] += 1
             counts[key][b.direction] += 1
     names = ("lane", "device", "campaign", "family", "series")
     return [dict(zip(names, key, strict=True)) | dict(found) for key, found in sorted(counts.items())]
+
+
+def counts(given: Evidence) -> list[Row]:
+    """Comparisons and batches of each device and campaign; totals of a lane only where several devices ran."""
+    found: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    for b in given.batches:
+        found[b.lane, b.device, b.campaign]["accepted" if b.accepted else "rejected"] += 1
+    for c in (c for r in given.records for c in r.comparisons):
+        found[c["lane"], c["device"], c["campaign"]]["equal" if c["holds"] else "different"] += 1
+    names = ("equal", "different", "accepted", "rejected")
+
+    def row(lane: str, device: str, campaign: str, n: Counter[str]) -> Row:
+        return {"lane": lane, "device": device, "campaign": campaign} | {name: n[name] for name in names}
+
+    rows = [row(*key, n) for key, n in found.items()]
+    for lane in dict.fromkeys(lane for lane, _, _ in found):
+        devices = sorted({d for on, d, _ in found if on == lane})
+        for campaign in dict.fromkeys(c for on, _, c in found if on == lane and len(devices) > 1):
+            total = sum((found[lane, d, campaign] for d in devices), Counter[str]())
+            rows.append(row(lane, " + ".join(devices), campaign, total))
+            if len(devices) == given.published["counts"]["devices"]:
+                for what in ("comparisons", "batches"):
+                    rows[-1][f"published_{what}"] = given.published["counts"].get(f"{campaign}_{what}")
+    return rows
+
+
+def rejections(given: Evidence) -> list[Row]:
+    """Where batches were rejected, and why: reasons, clock events by name, clocks beside those of accepted ones."""
+    names = ("lane", "device", "campaign", "family", "slots", "pool", "cols", "mode")
+    groups: dict[tuple[Any, ...], list[Batch]] = defaultdict(list)
+    for b in given.batches:
+        groups[tuple(getattr(b, name) for name in names)].append(b)
+    rows = []
+    for key, mine in groups.items():
+        accepted = [b for b in mine if b.accepted]
+        for reason in sorted({b.reason for b in mine if b.reason}):
+            out = [b for b in mine if b.reason == reason]
+            row = dict(zip(names, key, strict=True)) | {"reason": reason, "rejected": len(out)}
+            row["accepted"] = len(accepted)
+            row["clock_events"] = "; ".join(sorted({named_events(b.clock_events) for b in out}))
+            row["rejected_sm_mhz"] = median(b.sm_clock_mhz for b in out)
+            row["rejected_lowest_sm_mhz"] = min(b.sm_clock_mhz for b in out)
+            row["accepted_sm_mhz"] = median(b.sm_clock_mhz for b in accepted) if accepted else None
+            rows.append(row)
+    return rows
+
+
+def devices(given: Evidence) -> list[Row]:
+    """What each record was measured on, how long it took, and the memory it needed."""
+    rows = []
+    for r in given.records:
+        told, used = r.run["device"], r.run.get("telemetry", {})
+        row = {name: told.get(name) for name in ("lane", "device", "name", "architecture", "driver", "threads")}
+        row |= {"campaigns": ", ".join(dict.fromkeys(b.campaign for b in r.batches))}
+        row |= {"cubin_sha256": told.get("cubin_sha256"), "protocol_sha256": r.run["protocol_sha256"]}
+        row |= {name: used.get(name) for name in ("seconds", "cpu_seconds", "load_before")}
+        for place in ("host", "device"):
+            size = used.get(f"{place}_peak_bytes")
+            row[f"{place}_peak_mib"] = None if size is None else size / 2**20
+        rows.append(row)
+    return rows
+
+
+def sanitizer(given: Evidence) -> list[Row]:
+    """What compute-sanitizer said of each binary, tool by tool."""
+    return [
+        {"device": told["device"], "cubin_sha256": told["cubin_sha256"]}
+        | {name: report[name] for name in ("tool", "outcome", "exit_code")}
+        | {"lines": " / ".join(line.strip("= ") for line in report["lines"])}
+        for told in given.sanitizers
+        for report in told["tools"]
+    ]
 
 
 _SCHEDULE = (Column("scope"), Column("schedule"), Column("baseline"))
@@ -127,15 +222,19 @@ _SCOPES_NOTE = (
     "Changes are medians of paired ratios, intervals percentile bootstraps of that median; they describe these "
     "fixtures on this device and say nothing of other workloads, hosts or requests. "
 )
-_FLOOR_NOTE = "Floor: the baseline against itself, timed the same way."
+_FLOOR_NOTE = (
+    "Verdict: the whole interval against the minimum effect of config.yaml. Floor: the baseline against itself, timed "
+    "the same way; where an interval is not clear of it, a verdict is no more than this noise. n: pairs of accepted "
+    "batches; with fewer than the protocol's repetitions there is no estimate."
+)
 _CPU_NOTE = " Lane cpu: real times of this CPU; they say nothing of a GPU."
 
-Maker = Callable[[Sequence[Comparison], Sequence[Recorded], Row], list[Row]]
+Maker = Callable[[Evidence], list[Row]]
 
 TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
     "confirmation": (
         confirmation,
-        (*_WHERE, *_SHAPE, *_SCHEDULE, *_ESTIMATE, *_published(("change", "low", "high"))),
+        (*_WHERE, *_SHAPE, *_SCHEDULE, *_ESTIMATE, *_published((*_TIMES, *_CHANGES))),
         "Confirmation: the schedule fixed in advance against the control",
         _SCOPES_NOTE + _FLOOR_NOTE + _CPU_NOTE,
     ),
@@ -184,11 +283,86 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "Positions: accepted batches of each series by position in the repetition",
         "Rotation and reversal are not fully balanced over positions.",
     ),
+    "counts": (
+        counts,
+        (
+            *_WHERE,
+            Column("campaign"),
+            *(Column(n, "count") for n in ("equal", "different", "accepted", "rejected")),
+            *(Column(f"published_{n}", "count") for n in ("comparisons", "batches")),
+        ),
+        "Counts: outputs compared and batches timed",
+        "equal, different: outputs held bit for bit against the control's, and checked rows against the CPU. accepted, "
+        "rejected: batches. Totals stand only where several devices ran; published ones are of two V100s.",
+    ),
+    "rejections": (
+        rejections,
+        (
+            *_WHERE,
+            Column("campaign"),
+            *_SHAPE,
+            Column("cols", "count"),
+            Column("mode"),
+            Column("reason"),
+            Column("clock_events"),
+            Column("rejected", "count"),
+            Column("accepted", "count"),
+            Column("rejected_sm_mhz", "number", ".0f"),
+            Column("rejected_lowest_sm_mhz", "number", ".0f"),
+            Column("accepted_sm_mhz", "number", ".0f"),
+        ),
+        "Rejected batches and why",
+        "Every attempt counts; shapes without a rejected batch are left out. A clock event is what NVML reported just "
+        "before or after a batch; clocks are medians, after the batch. Rejected batches stay in the raw data.",
+    ),
+    "devices": (
+        devices,
+        (
+            *_WHERE,
+            Column("campaigns"),
+            Column("name"),
+            Column("architecture"),
+            Column("driver"),
+            Column("threads", "count"),
+            Column("seconds", "number", ".1f"),
+            Column("cpu_seconds", "number", ".1f"),
+            Column("load_before", "number", ".1f"),
+            Column("host_peak_mib", "number", ".0f"),
+            Column("device_peak_mib", "number", ".0f"),
+            Column("cubin_sha256"),
+            Column("protocol_sha256"),
+        ),
+        "Devices: what was measured where, its time and memory",
+        "Seconds run from the first fixture to the last batch. load_before: processes that ran on the host in the "
+        "minute before; with other work there, times of lane cpu say little. Host memory: the process's peak. Device "
+        "memory: the most in use on the whole device at the end of a stage, CUDA's context included. Empty: not "
+        "recorded, or a CPU.",
+    ),
+    "sanitizer": (
+        sanitizer,
+        (
+            Column("device"),
+            Column("cubin_sha256"),
+            Column("tool"),
+            Column("outcome"),
+            Column("exit_code", "count"),
+            Column("lines"),
+        ),
+        "compute-sanitizer over hostile jobs",
+        "refused: the machine does not let the tool run, which proves nothing. No row: no GPU is among the lanes.",
+    ),
 }
 
 
 def write(
-    name: str, out: Path, statistics_file: Path, folders: Sequence[Path], published: Path, *, code: str
+    name: str,
+    out: Path,
+    statistics_file: Path,
+    folders: Sequence[Path],
+    published: Path,
+    *,
+    sanitizers: Sequence[Path] = (),
+    code: str,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
@@ -204,7 +378,8 @@ def write(
     maker, columns, title, notes = TABLES[name]
     records = [record.read(folder) for folder in folders]
     told = json.loads(published.read_text(encoding="utf-8"))
-    rows = maker(statistics.read(statistics_file), records, told)
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in sanitizers]
+    rows = maker(Evidence(statistics.read(statistics_file), records, told, reports))
     if any(key.startswith("v100") for row in rows for key in row):
         notes += f" v100_*: {told['source']}, in percent."
     files = tables.write(out, name, columns, rows, title=title, notes=notes)
@@ -212,7 +387,7 @@ def write(
         out / f"{name}.manifest.json",
         rule=f"table_{name}",
         outputs=files,
-        inputs=[statistics_file, published, *(folder / f for folder in folders for f in record.FILES)],
+        inputs=[statistics_file, published, *sanitizers, *(folder / f for folder in folders for f in record.FILES)],
         parameters={},
         code=code,
     )

@@ -22,6 +22,14 @@ from routeblock.evidence.files import atomic_file
 
 Row = dict[str, Any]
 _FLOORS = {"sweep": "sweep_floor", "serial_prototype": "sweep_floor", "confirmation": "confirmation_floor"}
+# NVML: nvmlClocksEventReasons.
+_EVENTS = {
+    "sw_power_cap": 1 << 2,
+    "hw_slowdown": 1 << 3,
+    "sw_thermal_slowdown": 1 << 5,
+    "hw_thermal_slowdown": 1 << 6,
+    "hw_power_brake": 1 << 7,
+}
 _SHAPE = ("lane", "device", "family", "slots", "pool", "rows", "cols", "warps", "mode", "scope")
 
 
@@ -56,34 +64,107 @@ def _estimate(pairs: list[tuple[float, float]], bootstrap: Row) -> Row:
     }
 
 
-def recompute(rows: list[Row], bootstrap: Row, minimum_effect: float) -> dict[tuple[Any, ...], Row]:
+def recompute(rows: list[Row], rules: Row, minimum_effect: float) -> dict[tuple[Any, ...], Row]:
     """Every comparison in raw batch `rows`, by (campaign, series, *shape)."""
     accepted: dict[tuple[Any, ...], dict[str, dict[int, float]]] = {}
     baselines: dict[tuple[Any, ...], str] = {}
     for row in rows:
+        stage = (row["campaign"], *(row[name] for name in _SHAPE))
+        baselines[stage] = row["baseline"]
+        times = accepted.setdefault(stage, {}).setdefault(row["series"], {})
         if row["accepted"]:
-            stage = (row["campaign"], *(row[name] for name in _SHAPE))
-            baselines[stage] = row["baseline"]
-            accepted.setdefault(stage, {}).setdefault(row["series"], {})[row["repetition"]] = row["time_us"]
+            times[row["repetition"]] = row["time_us"]
     found: dict[tuple[Any, ...], Row] = {}
     for stage, series in accepted.items():
         control = series.get(baselines[stage], {})
         for name, times in series.items():
             pairs = [(times[r], control[r]) for r in sorted(times) if r in control]
-            if name == baselines[stage] or not pairs:
+            if name == baselines[stage]:
                 continue
-            told = _estimate(pairs, bootstrap)
+            told: Row = dict.fromkeys(("baseline_us", "candidate_us", "change", "low", "high"))
+            told |= {"n": len(pairs), "repetitions": rules["repetitions"], "verdict": "too few accepted"}
+            found[stage[0], name, *stage[1:]] = told
+            if len(pairs) < rules["repetitions"]:
+                continue
+            told |= _estimate(pairs, rules["bootstrap"])
             told["verdict"] = "undecided"
             if told["high"] <= -minimum_effect:
                 told["verdict"] = "faster"
             elif told["low"] >= minimum_effect:
                 told["verdict"] = "slower"
-            found[stage[0], name, *stage[1:]] = told
     for key, told in found.items():
         floors = [v for k, v in found.items() if k[0] == _FLOORS.get(key[0]) and k[2:] == key[2:]]
         for part in ("change", "low", "high"):
             told[f"floor_{part}"] = floors[0][part] if floors else None
+        ends = [told["low"], told["high"], told["floor_low"], told["floor_high"]]
+        told["clear_of_floor"] = None if None in ends else not (ends[0] <= ends[3] and ends[2] <= ends[1])
     return found
+
+
+def _due(row: Row, rules: Row) -> str:
+    """The reason for which the protocol rejects a batch, by what was seen of its device."""
+    watched = sum(_EVENTS[name] for name in rules["acceptance"]["throttle_reasons"])
+    if row["clock_events"] >= 0 and row["clock_events"] & watched:
+        return "throttled"
+    return "other_process" if row["compute_processes"] > 1 else ""
+
+
+def _order(row: Row, rules: Row) -> list[str]:
+    """Which series run in the row's repetition, in order, for the two campaigns that the protocol spells out."""
+    turn = row["repetition"]
+    if row["campaign"] == "confirmation":
+        plan = rules["confirmation"]
+        pair = [plan["control"], plan["candidate"]]
+        return [pair[turn % 2], pair[1 - turn % 2]]
+    arms = next(f["arms"] for f in rules["families"] if f["name"] == row["family"])
+    order = [arms[(turn + place) % len(arms)] for place in range(len(arms))]
+    return order if turn % 2 == 0 else [arms[(turn - 1 - place) % len(arms)] for place in range(len(arms))]
+
+
+def _unruly(rows: list[Row], rules: Row) -> list[str]:
+    """Batches that were accepted, rejected, labelled or placed otherwise than the protocol has it."""
+    wrong = []
+    for index, row in enumerate(rows):
+        who = f"{row['lane']}/{row['device']} {row['campaign']} batch {index} ({row['series']})"
+        due = "incorrect" if row["reason"] == "incorrect" else _due(row, rules)
+        if row["reason"] != due or row["accepted"] != (not due):
+            wrong.append(f"{who}: accepted {row['accepted']}, reason {row['reason']!r}; by the protocol {due!r}")
+        if not (row["time_us"] > 0 and math.isfinite(row["time_us"])):
+            wrong.append(f"{who}: time_us is {row['time_us']!r}")
+        if row["direction"] != ("forward", "reversed")[row["repetition"] % 2]:
+            wrong.append(f"{who}: repetition {row['repetition']} ran {row['direction']}")
+        if row["series"].split("/")[0] != row["arm"]:
+            wrong.append(f"{who}: its arm is {row['arm']}")
+        if row["campaign"] in ("sweep", "confirmation"):
+            order = _order(row, rules)
+            if row["position"] >= len(order) or order[row["position"]] != row["series"]:
+                wrong.append(f"{who}: not at position {row['position']} of repetition {row['repetition']}")
+    return wrong
+
+
+def _ratios(rows: list[Row], ratios: list[Row]) -> list[str]:
+    """What of the table of ratios does not follow from the raw batches."""
+    place = ("campaign", *_SHAPE, "repetition")
+    times: dict[tuple[Any, ...], dict[str, float]] = {}
+    control: dict[tuple[Any, ...], str] = {}
+    for row in rows:
+        if row["accepted"]:
+            where = tuple(row[name] for name in place)
+            times.setdefault(where, {})[row["series"]] = row["time_us"]
+            control[where] = row["baseline"]
+    ours = {
+        (where, name): us / mine[control[where]]
+        for where, mine in times.items()
+        for name, us in mine.items()
+        if name != control[where] and control[where] in mine
+    }
+    theirs = {(tuple(row[name] for name in place), row["series"]): row["ratio"] for row in ratios}
+    wrong = [
+        f"{key}: ratio {theirs.get(key)}, recomputed {ours.get(key)}"
+        for key in ours.keys() | theirs.keys()
+        if ours.get(key) != theirs.get(key)
+    ]
+    return sorted(wrong) + ([] if len(theirs) == len(ratios) else ["a ratio is listed twice"])
 
 
 def _counts(folders: Sequence[Path], expected: Row) -> list[str]:
@@ -114,15 +195,22 @@ def disagreements(statistics: Path, folders: Sequence[Path], protocol: Path) -> 
     rows: list[Row] = []
     for folder in folders:
         rows += pyarrow.parquet.read_table(folder / "batches.parquet").to_pylist()
-    ours = recompute(rows, rules["bootstrap"], told["minimum_effect"])
+    ours = recompute(rows, rules, told["minimum_effect"])
     wrong = _counts(folders, rules["expected_per_device"])
+    wrong += _unruly(rows, rules)
+    wrong += _ratios(rows, pyarrow.parquet.read_table(statistics.with_name("ratios.parquet")).to_pylist())
     theirs = {(c["campaign"], c["series"], *(c[name] for name in _SHAPE)): c for c in told["comparisons"]}
+    if len(theirs) != len(told["comparisons"]):
+        wrong.append("a comparison is listed twice")
+    labels = {
+        (r["campaign"], r["series"], *(r[n] for n in _SHAPE)): {n: r[n] for n in ("arm", "baseline")} for r in rows
+    }
     for key in sorted(ours.keys() ^ theirs.keys(), key=str):
         wrong.append(f"{key}: only in {'the raw batches' if key in ours else 'the statistics'}")
     for key in ours.keys() & theirs.keys():
         wrong += [
             f"{key}: {name} is {theirs[key].get(name)!r}, recomputed {value!r}"
-            for name, value in ours[key].items()
+            for name, value in (ours[key] | labels[key]).items()
             if theirs[key].get(name) != value
         ]
     return len(ours), wrong
@@ -136,6 +224,7 @@ def write(out: Path, statistics: Path, folders: Sequence[Path], protocol: Path, 
         tmp.write_bytes(canonical_json({"comparisons": number, "disagreements": wrong}))
     inputs = [
         statistics,
+        statistics.with_name("ratios.parquet"),
         protocol,
         *(f / n for f in folders for n in ("batches.parquet", "comparisons.json", "run.json")),
     ]

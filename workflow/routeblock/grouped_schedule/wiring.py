@@ -8,9 +8,19 @@ from pathlib import Path
 from routeblock.config import Config, GroupedLane
 
 # In the order of the report. A test holds the list against the tables' own.
-TABLES = ("confirmation", "discovery", "beyond_study", "cardinalities", "positions")
+TABLES = (
+    "confirmation",
+    "discovery",
+    "beyond_study",
+    "cardinalities",
+    "positions",
+    "counts",
+    "rejections",
+    "devices",
+    "sanitizer",
+)
 RESULTS = "results/grouped_schedule"
-RECORDED = Path("fixtures/recorded/grouped_schedule")
+RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
 
 
 def devices(lane: GroupedLane) -> list[str]:
@@ -21,7 +31,7 @@ def devices(lane: GroupedLane) -> list[str]:
         from routeblock.cuda.telemetry import architectures
 
         return [f"gpu{i}" for i in range(len(architectures()))]
-    return sorted(p.name for p in RECORDED.glob("h200/gpu*") if p.is_dir())
+    return sorted(p.name for p in RECORDED.glob("cuda/gpu*") if p.is_dir())
 
 
 def records(config: Config) -> list[str]:
@@ -52,6 +62,11 @@ def identities(config: Config) -> list[str]:
         if lane is GroupedLane.RECORDED_H200:
             found += sorted(p.as_posix() for name in ("build", "sanitizer") for p in RECORDED.rglob(f"{name}.json"))
     return found
+
+
+def sanitizers(config: Config) -> list[str]:
+    """What compute-sanitizer said, of every GPU of the lanes."""
+    return [path for path in identities(config) if path.endswith("/sanitizer.json")]
 
 
 def bundled(config: Config) -> list[str]:
