@@ -243,7 +243,7 @@ def refused() -> dict[str, Any]:
         "no workspace": ((many, 128, 64, *buffers(300_000, 5000)), {}),
         "workspace small": ((many, 128, 64, *buffers(300_000, 5000)), {"workspace": torch.zeros_like(whole)}),
         "no such variant": ((ids, 128, 8, *buffers()), {"variant": "fast"}),
-        "variant too small": ((ids, 128, 8, *buffers()), {"variant": "staged_128x1"}),
+        "variant too small": ((many, 128, 64, *buffers(300_000, 5000)), {"variant": "staged_512x1b"}),
     }
     said = {}
     for name, (arguments, keywords) in cases.items():
