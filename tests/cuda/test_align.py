@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
-from routeblock.cuda import align, nvrtc
+from routeblock.cuda import align, align_kernels, nvrtc
 from routeblock.cuda.align_variants import MAX_EXPERTS, VARIANTS, Gpu, Kind, Problem, serving
 from routeblock.errors import InputError
 
@@ -96,8 +97,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(*arguments: object) -> None:
         raise LaunchedError(arguments)
 
-    loaded = align.Loaded(0, H200, "", None, None, None)
-    monkeypatch.setattr(align, "prepare", lambda device: loaded)
+    monkeypatch.setattr(align, "prepare", lambda device: SimpleNamespace(gpu=H200))
     monkeypatch.setattr(align, "_launch", launch)
 
 
@@ -168,7 +168,7 @@ def test_every_variant_serves_something() -> None:
 @pytest.mark.skipif(not nvrtc.installed(), reason="no NVRTC in this environment (envs/cuda13.txt)")
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_86", "sm_90"])
 def test_the_source_compiles(architecture: str) -> None:
-    cubin = nvrtc.for_architecture(architecture).compile(align.SOURCE, architecture, align.HEADERS)
+    cubin = align_kernels.compile_for(Gpu((int(architecture[3]), int(architecture[4:])), 0))
     names = [v.name for v in VARIANTS.values() if architecture == "sm_90" or v.kind is not Kind.CLUSTER]
     for name in names:
         assert name.encode() in cubin.code

@@ -17,11 +17,12 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from routeblock import cli_grouped
+from routeblock import cli_alignment, cli_grouped
 from routeblock.errors import InputError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 cli_grouped.register(app)
+cli_alignment.register(app)
 
 FixtureFolder = Annotated[Path, typer.Option(help="Folder of a fixture.")]
 LaneName = Annotated[str, typer.Option(help="twin-ampere, twin-hopper or cuda.")]
