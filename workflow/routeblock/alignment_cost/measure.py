@@ -122,7 +122,7 @@ def _mode(
             state, before = seen(before, after), after
             reason = _reason(protocol, order, samples, state, wrong)
             yield from _batches(session, point, protocol, mode, order, samples, repetition, attempt, state, reason)
-            if reason in ("", Reason.INCORRECT) or not spare:
+            if reason in ("", Reason.INCORRECT) or attempt + 1 == rules.attempts or not spare:
                 break
             spare -= 1
             rig.pause(rules.pause_ms / 1000)
