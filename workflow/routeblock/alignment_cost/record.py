@@ -107,7 +107,7 @@ def write(
     beside = _beside(out)
     try:
         rig = _open(extension, protocol)
-        rig.warm_up()
+        rig.warm_up(beside.is_alive)
         progress(f"warm after {time.monotonic() - began:.1f} s")
     finally:
         beside.join()
@@ -115,14 +115,13 @@ def write(
     measured = Measured()
     try:
         measure(rig, protocol, measured, deadline=began + seconds, progress=progress)
-    finally:
+    finally:  # what was measured before an error stays
+        run = _run(rig, extension, protocol, measured) | {"seconds": round(time.monotonic() - began, 1)}
         with atomic_file(out / BATCHES) as tmp:
             raw.write(tmp, measured.batches)
-    run = _run(rig, extension, protocol, measured)
-    run["seconds"] = round(time.monotonic() - began, 1)
-    with atomic_file(out / RUN) as tmp:
-        tmp.write_bytes(canonical_json(run))
-    _seal(out, protocol_path, protocol, code)
+        with atomic_file(out / RUN) as tmp:
+            tmp.write_bytes(canonical_json(run))
+        _seal(out, protocol_path, protocol, code)
     return problems(read(out), protocol)
 
 

@@ -136,11 +136,16 @@ class GpuRig:
         experts = {p.experts for p in points(protocol, Campaign.LAYER)}
         self._layers = {e: arms.Layer(self.operators, protocol.layer, e, protocol.seed) for e in experts}
 
-    def warm_up(self) -> None:
-        """One layer for each block size: the first launch of a kernel may compile it for this GPU."""
-        first = {p.block_size: p for p in reversed(list(points(self._protocol, Campaign.LAYER)))}
-        for point in first.values():
-            self.open(point).check()
+    def warm_up(self, idle: Callable[[], bool]) -> None:
+        """One layer, then one for each further block size as long as `idle` says that time is free.
+
+        The first launch of a kernel may compile it for this GPU, which takes a minute for the packed GEMM.
+        """
+        first: dict[int, Point] = {}
+        for point in points(self._protocol, Campaign.LAYER):
+            if point.block_size not in first and (not first or idle()):
+                first[point.block_size] = point
+                self.open(point).check()
 
     def open(self, point: Point) -> GpuSession:
         """Make a point the one that runs."""
