@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from routeblock.cuda import telemetry
+from routeblock.cuda import sanitizer, telemetry
+from routeblock.cuda.sanitizer import Outcome
 from routeblock.cuda.telemetry import State
-from routeblock.grouped_schedule import sanitizer
-from routeblock.grouped_schedule.sanitizer import Outcome
 
 DONE = "8 cases, 0 differences\n"
 

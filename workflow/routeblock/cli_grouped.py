@@ -58,13 +58,14 @@ def sanitize(
     protocol: ProtocolFile = PROTOCOL,
 ) -> None:
     """Run memcheck, synccheck and racecheck over hostile jobs. Exits 1 on a finding; refusals are recorded."""
+    from routeblock.cuda.sanitizer import Outcome
     from routeblock.grouped_schedule import sanitizer
     from routeblock.workflow import code
 
     reports = sanitizer.write(out, device, cubin, protocol, code=code("sanitizer"))
     for report in reports:
         print(f"{report.tool}: {report.outcome}")
-    if any(report.outcome is sanitizer.Outcome.FOUND for report in reports):
+    if any(report.outcome is Outcome.FOUND for report in reports):
         raise typer.Exit(1)
 
 

@@ -76,3 +76,20 @@ def verdict(low: float, high: float, minimum_effect: float) -> Verdict:
     if low >= minimum_effect:
         return Verdict.SLOWER
     return Verdict.UNDECIDED
+
+
+class NonInferiority(StrEnum):
+    """What an interval of a change says against a margin."""
+
+    NON_INFERIOR = "non-inferior"
+    INFERIOR = "inferior"
+    UNDECIDED = "undecided"
+
+
+def non_inferiority(low: float, high: float, margin: float) -> NonInferiority:
+    """Non-inferior if the whole interval lies at or below `margin` (a fraction), inferior if all of it lies above."""
+    if high <= margin:
+        return NonInferiority.NON_INFERIOR
+    if low > margin:
+        return NonInferiority.INFERIOR
+    return NonInferiority.UNDECIDED

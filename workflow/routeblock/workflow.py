@@ -34,6 +34,7 @@ class Code:
 
 TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "prediction")
 GPU_TABLES = ("agreement", "census", "probe_control", "versions")
+_ALIGNMENT_FILES = ("cuda/align.cu", "cuda/align_variants.cuh")
 _KERNEL_FILES = ("cuda/q6k_schedules.cu", "cuda/q6k_dot.cuh")
 
 # Each rule's own code, without the command line: a rule is made again when something here changes.
@@ -72,6 +73,11 @@ RULES: dict[str, Code] = {
     "statistics": Code(("routeblock.grouped_schedule.statistics",)),
     "validate_timings": Code(("routeblock.grouped_schedule.validate",)),
     **{f"table_{name}": Code(("routeblock.grouped_schedule.tables",)) for name in GROUPED_TABLES},
+    "record_alignment": Code(
+        ("routeblock.alignment_cost.record", "routeblock.alignment_cost.exercise"), _ALIGNMENT_FILES
+    ),
+    "alignment_statistics": Code(("routeblock.alignment_cost.statistics",)),
+    "validate_alignment": Code(("routeblock.alignment_cost.validate",)),
 }
 
 # Manifests that evidence brought: they were sealed where the runs were, by the code of that time.

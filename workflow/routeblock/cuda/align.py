@@ -9,66 +9,19 @@ captured in a CUDA graph; only the first call for a device compiles and loads th
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from routeblock.cuda import nvrtc
-from routeblock.cuda.align_variants import (
-    MAX_EXPERTS,
-    PLAIN_SHARED_BYTES,
-    VARIANTS,
-    Gpu,
-    Kind,
-    Problem,
-    Variant,
-    serving,
-)
+from routeblock.cuda.align_kernels import Kernels
+from routeblock.cuda.align_variants import MAX_EXPERTS, VARIANTS, Gpu, Problem, Variant, serving
 from routeblock.errors import InputError
 
-SOURCE = Path(__file__).with_name("align.cu")
-HEADERS = (Path(__file__).with_name("align_variants.cuh"),)
 INACTIVE = -1  # what stands in expert_ids behind the last block
 _INT32_MAX = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The kernels of one device."""
-
-    device: int
-    gpu: Gpu
-    cubin_sha256: str
-    _core: Any
-    _driver: Any
-    _code: Any
-    _kernels: dict[str, Any] = field(default_factory=dict)
-    _shared: dict[str, int] = field(default_factory=dict)
-
-    def kernel(self, name: str, shared: int, cluster: int) -> Any:
-        """The kernel `name`, allowed to take `shared` bytes a block and `cluster` blocks a cluster."""
-        if name not in self._kernels:
-            self._kernels[name] = self._code.get_kernel(name)
-            if cluster > 8:
-                self._set("CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED", name, 1)
-        if shared > self._shared.get(name, PLAIN_SHARED_BYTES):
-            self._set("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", name, shared)
-            self._shared[name] = shared
-        return self._kernels[name]
-
-    def _set(self, attribute: str, name: str, value: int) -> None:
-        driver = self._driver
-        handle = driver.CUkernel(int(self._kernels[name].handle))
-        (status,) = driver.cuKernelSetAttribute(
-            getattr(driver.CUfunction_attribute, attribute), value, handle, driver.CUdevice(self.device)
-        )
-        if int(status):
-            raise RuntimeError(f"cuKernelSetAttribute({attribute}, {value}) for {name}: {status}")
-
-
 @cache
-def prepare(device: int) -> Loaded:
+def prepare(device: int) -> Kernels:
     """Compile the kernels for a device and load them; once a process.
 
     Raises InputError if torch's device is older than sm_75, or cuda-core or an NVRTC for it is missing.
@@ -79,19 +32,9 @@ def prepare(device: int) -> Loaded:
     gpu = Gpu((properties.major, properties.minor), properties.shared_memory_per_block_optin)
     if gpu.capability < (7, 5):
         raise _refuse(f"device {device} is {gpu.architecture}", "sm_75 or newer", "run on another GPU")
-    try:
-        from cuda import core
-        from cuda.bindings import driver
-
-        if not hasattr(core, "launch"):  # before 0.5
-            from cuda.core import experimental as core
-    except ImportError as e:
-        raise _refuse(f"no cuda-core: {e}", "cuda-core launches the kernels", "install envs/cuda13.txt") from e
     with torch.cuda.device(device):
         torch.cuda.current_stream()  # makes the device's primary context the current one
-        core.Device(device).set_current()
-        cubin = nvrtc.for_architecture(gpu.architecture).compile(SOURCE, gpu.architecture, HEADERS)
-        return Loaded(device, gpu, cubin.sha256, core, driver, core.ObjectCode.from_cubin(cubin.code))
+        return Kernels(device, gpu)
 
 
 def workspace_size(routes: int, num_experts: int, block_size: int, device: int, variant: str | None = None) -> int:
@@ -125,9 +68,8 @@ def moe_align_block_size(
     problem = _check(
         topk_ids, num_experts, block_size, sorted_token_ids, expert_ids, num_tokens_post_padded, expert_map
     )
-    device = topk_ids.device.index
-    loaded = prepare(device)
-    chosen = _pick(problem, loaded.gpu, variant)
+    kernels = prepare(topk_ids.device.index)
+    chosen = _pick(problem, kernels.gpu, variant)
     needed = chosen.workspace_ints(problem)
     if needed:
         if workspace is None:
@@ -142,10 +84,10 @@ def moe_align_block_size(
                 f"workspace at address {workspace.data_ptr():#x}", "a multiple of 16", "pass the start of an allocation"
             )
     _launch(
-        loaded,
+        kernels,
         chosen,
         problem,
-        "i64" if topk_ids.element_size() == 8 else "i32",
+        topk_ids.element_size() == 8,
         (
             topk_ids.data_ptr(),
             0 if expert_map is None else expert_map.data_ptr(),
@@ -164,25 +106,13 @@ def moe_align_block_size(
 
 
 def _launch(
-    loaded: Loaded, variant: Variant, problem: Problem, suffix: str, arguments: tuple[Any, ...], workspace: Any
+    kernels: Kernels, variant: Variant, problem: Problem, wide: bool, arguments: tuple[Any, ...], workspace: Any
 ) -> None:
     import torch
 
-    core = loaded._core
-    with torch.cuda.device(loaded.device):
-        stream = core.Stream.from_handle(torch.cuda.current_stream().cuda_stream)
-        shared = variant.shared_bytes(problem)
-        if variant.kind is Kind.TILES:
-            grid = variant.parts(problem)
-            for stage, size in (("count", 4 * 4 * ((problem.experts + 4) // 4)), ("scatter", shared)):
-                kernel = loaded.kernel(f"{variant.name}_{stage}_{suffix}", size, 1)
-                config = core.LaunchConfig(grid=grid, block=variant.threads, shmem_size=size)
-                core.launch(stream, config, kernel, *arguments, workspace.data_ptr())
-            return
-        kernel = loaded.kernel(f"{variant.name}_{suffix}", shared, variant.cluster)
-        cluster = variant.cluster if variant.kind is Kind.CLUSTER else None
-        config = core.LaunchConfig(grid=1, cluster=cluster, block=variant.threads, shmem_size=shared)
-        core.launch(stream, config, kernel, *arguments, ctypes.c_int(variant.slots(problem)))
+    with torch.cuda.device(kernels.index):
+        stream = torch.cuda.current_stream().cuda_stream
+        kernels.launch(variant, problem, wide, stream, arguments, 0 if workspace is None else workspace.data_ptr())
 
 
 def _pick(problem: Problem, gpu: Gpu, name: str | None) -> Variant:

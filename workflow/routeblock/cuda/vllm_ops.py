@@ -339,16 +339,22 @@ class VllmOperators:
         blocks_per_sm: int = AUTOMATIC,
         lock_sms: int,
         fp32_reduce: bool = True,
+        out: Any = None,
+        locks: Any = None,
     ) -> Any:
         """One launch of the packed GEMM; returns the output [rows of a * top_k, N], rows it did not write NaN.
 
         a: float16 or bfloat16 [M, K]; topk_weights float32 [M * top_k routes]; AUTOMATIC leaves the launch to the
-        operator; `lock_sms`: the larger of the true and the answered SM count, for which locks are made.
+        operator; `lock_sms`: the larger of the true and the answered SM count, for which locks are made. A caller that
+        times the launch brings `out` and `locks` itself: int32 zeros [lock_sms * MAX_BLOCKS_PER_SM], which every launch
+        leaves zero.
         """
         import torch
 
-        out = torch.full((a.shape[0] * top_k, weights.n), float("nan"), dtype=a.dtype, device=self.device)
-        locks = torch.zeros((lock_sms * MAX_BLOCKS_PER_SM,), dtype=torch.int32, device=self.device)
+        if out is None:
+            out = torch.full((a.shape[0] * top_k, weights.n), float("nan"), dtype=a.dtype, device=self.device)
+        if locks is None:
+            locks = torch.zeros((lock_sms * MAX_BLOCKS_PER_SM,), dtype=torch.int32, device=self.device)
         launch = {"thread_k": thread_k, "thread_n": thread_n, "blocks_per_sm": blocks_per_sm}
         return _call(
             self._gemm,

@@ -1,80 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compute-sanitizer over the hostile jobs of `exercise`. A machine that refuses the tool is recorded, not passed."""
+"""compute-sanitizer over the hostile jobs of `exercise`."""
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
-import sys
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
 
+from routeblock.cuda.sanitizer import Report, run_tool
 from routeblock.evidence.chain import seal
-from routeblock.evidence.digest import PACKAGE_ROOT, canonical_json, sha256_file
+from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
 
 TOOLS = ("memcheck", "synccheck", "racecheck")
-FOUND_EXIT = 86  # what we ask it to exit with when it finds something
-TIMEOUT_S = 240
-_SUMMARY = re.compile(r"=+ (ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard).*")
-
-
-class Outcome(StrEnum):
-    """What became of one tool."""
-
-    CLEAN = "clean"
-    FOUND = "found"  # the tool, or the check of bits under it, found something
-    REFUSED = "refused"  # the tool did not run on this machine
-    ABSENT = "absent"  # the tool is not installed
-
-
-@dataclass(frozen=True)
-class Report:
-    """One tool's outcome and the lines that tell it."""
-
-    tool: str
-    outcome: Outcome
-    exit_code: int | None
-    lines: tuple[str, ...]
-
-
-def judge(tool: str, exit_code: int, output: str) -> Report:
-    """The outcome of a finished run: clean only with exit code 0 and a summary of no errors."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    summary = next((m for line in lines if (m := _SUMMARY.match(line))), None)
-    differences = [line for line in lines if re.fullmatch(r"\d+ cases, \d+ differences", line)]
-    if exit_code == 0 and summary and int(summary[2] or summary[3]) == 0 and differences:
-        return Report(tool, Outcome.CLEAN, exit_code, (*differences, summary[0]))
-    # Without the last line of the exercise the program never got through: the device or the tool refused.
-    outcome = Outcome.FOUND if differences or exit_code == FOUND_EXIT else Outcome.REFUSED
-    return Report(tool, outcome, exit_code, tuple(lines[:10] + lines[10:][-5:]))
-
-
-def run_tool(tool: str, index: int, cubin: Path, protocol: Path) -> Report:
-    """Run one tool over all cases on CUDA device `index`."""
-    program = shutil.which("compute-sanitizer")
-    if program is None:
-        return Report(tool, Outcome.ABSENT, None, ("compute-sanitizer is not on PATH",))
-    command = [program, "--tool", tool, "--error-exitcode", str(FOUND_EXIT), sys.executable, "-m"]
-    command += ["routeblock.grouped_schedule.exercise", str(index), str(cubin), str(protocol)]
-    paths = [str(PACKAGE_ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, timeout=TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return Report(tool, Outcome.REFUSED, None, (f"not done after {TIMEOUT_S} s",))
-    return judge(tool, done.returncode, done.stdout)
+EXERCISE = "routeblock.grouped_schedule.exercise"
 
 
 def write(out: Path, device: str, cubin: Path, protocol: Path, *, code: str) -> list[Report]:
     """Run every tool on `device` (gpu0, ...) and write `sanitizer.json` with its manifest to `out`."""
     index = int(device.removeprefix("gpu"))
-    reports = [run_tool(tool, index, cubin, protocol) for tool in TOOLS]
+    reports = [run_tool(tool, EXERCISE, [str(index), str(cubin), str(protocol)]) for tool in TOOLS]
     path = out / "sanitizer.json"
     with atomic_file(path) as tmp:
         told = {"device": device, "cubin_sha256": sha256_file(cubin), "tools": [asdict(r) for r in reports]}

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts follow from the raw batches, two computations agree, and nothing edited passes the second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from small import FakeRig, measured, protocol_file, record_folder
+
+from routeblock import stats
+from routeblock.alignment_cost import batches as raw
+from routeblock.alignment_cost import record, statistics, validate
+from routeblock.alignment_cost.batches import Batch
+from routeblock.alignment_cost.protocol import load
+from routeblock.cli import main
+from routeblock.errors import InputError
+
+
+@pytest.fixture
+def protocol(tmp_path: Path) -> Path:
+    return protocol_file(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, protocol: Path) -> Path:
+    return record_folder(tmp_path / "record", protocol)
+
+
+def slowed(found: list[Batch], series: str, factor: float) -> list[Batch]:
+    return [
+        replace(b, elapsed_us=b.elapsed_us * factor, time_us=b.elapsed_us * factor / b.calls)
+        if b.series == series
+        else b
+        for b in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.5, 0.02, "non-inferior"),
+        (-0.5, 0.0201, "undecided"),
+        (0.02, 0.5, "undecided"),
+        (0.0201, 0.5, "inferior"),
+    ],
+)
+def test_the_whole_interval_decides(low: float, high: float, verdict: str) -> None:
+    assert stats.non_inferiority(low, high, 0.02) == verdict
+
+
+def test_verdicts_targets_and_floor(protocol: Path) -> None:
+    found = statistics.comparisons(measured(FakeRig(), protocol).batches, load(protocol))
+    told = {(c.campaign, c.experts, c.tokens, c.mode, c.series): c for c in found}
+    canonical = told["operator", 128, 1, "graph", "canonical"]
+    assert canonical.verdict == "non-inferior" and canonical.n == canonical.planned == 8
+    assert (canonical.target, canonical.reached) == (0.7, True)
+    assert (told["operator", 128, 128, "graph", "canonical"].target) == 1.0
+    assert told["operator", 8, 4, "graph", "canonical"].target is None  # reported
+    assert told["operator", 128, 1, "stream", "canonical"].target is None
+    assert told["operator", 128, 1, "graph", "sort"].verdict == "inferior"
+    assert told["operator", 128, 1, "host", "sort"].verdict is None
+    assert (told["layer", 128, 1, "graph", "canonical"].margin, canonical.margin) == (0.005, 0.02)
+    again = told["operator", 128, 1, "graph", "native_again"]
+    assert (canonical.floor_change, canonical.floor_low) == (again.change, again.low)
+
+
+def test_a_target_that_is_not_reached_is_told(protocol: Path) -> None:
+    batches = slowed(measured(FakeRig(), protocol).batches, "canonical", 1.3)
+    found = statistics.comparisons(batches, load(protocol))
+    missed = [c for c in found if c.reached is False]
+    assert [(c.tokens, c.mode, c.verdict) for c in missed] == [(1, "graph", "non-inferior")]
+
+
+def test_too_few_repetitions_are_undecided(protocol: Path) -> None:
+    batches = [
+        replace(b, accepted=b.repetition < 5, reason="" if b.repetition < 5 else "throttled")
+        for b in measured(FakeRig(), protocol).batches
+    ]
+    found = [
+        c for c in statistics.comparisons(batches, load(protocol)) if c.mode == "graph" and c.series == "canonical"
+    ]
+    assert {(c.planned, c.n, c.verdict) for c in found} == {(8, 5, "undecided"), (5, 5, "non-inferior")}
+
+
+def test_a_point_without_batches_has_a_row(protocol: Path) -> None:
+    found = statistics.comparisons([], load(protocol))
+    assert {(c.n, c.change, c.verdict) for c in found if c.mode != "host"} == {(0, None, "undecided")}
+
+
+def run(folder: Path, protocol: Path, out: Path) -> Path:
+    assert statistics.write(out, folder, protocol, code="0" * 64) == []
+    return out / "statistics.json"
+
+
+def test_the_second_computation_agrees_exactly(folder: Path, protocol: Path, tmp_path: Path) -> None:
+    made = run(folder, protocol, tmp_path / "out")
+    assert validate.disagreements(made, folder, protocol) == (33, [])
+
+
+Table = list[dict[str, Any]]
+
+
+def edit_time(rows: Table) -> None:
+    rows[5]["elapsed_us"] *= 0.5
+
+
+def edit_both(rows: Table) -> None:
+    rows[5]["elapsed_us"] *= 0.5
+    rows[5]["time_us"] = rows[5]["elapsed_us"] / rows[5]["calls"]
+
+
+def swap_labels(rows: Table) -> None:
+    """native and canonical of one repetition, label and arm."""
+    a, b = (next(r for r in rows if r["series"] == s) for s in ("native", "canonical"))
+    for key in ("series", "arm", "variant"):
+        a[key], b[key] = b[key], a[key]
+
+
+def swap_arms(rows: Table) -> None:
+    a, b = (next(r for r in rows if r["series"] == s) for s in ("native", "canonical"))
+    a["arm"], b["arm"] = b["arm"], a["arm"]
+
+
+def accept(rows: Table) -> None:
+    rows[7]["accepted"] = False
+
+
+def double(rows: Table) -> None:
+    rows.append(dict(rows[3]))
+
+
+@pytest.mark.parametrize(
+    ("change", "sealed", "words"),
+    [
+        (edit_time, True, "us by 40"),
+        (edit_both, True, "recomputed"),
+        (edit_both, False, "edited: SHA-256"),
+        (swap_labels, True, "series canonical, where the order has native"),
+        (swap_arms, True, "arm canonical under the label native"),
+        (accept, True, "accepted False with reason ''"),
+        (double, True, "there twice"),
+    ],
+)
+def test_a_changed_raw_batch_is_refused(
+    folder: Path, protocol: Path, tmp_path: Path, change: Callable[[Table], None], sealed: bool, words: str
+) -> None:
+    made = run(folder, protocol, tmp_path / "out")
+    rows = pq.read_table(folder / record.BATCHES).to_pylist()
+    change(rows)
+    raw.write(folder / record.BATCHES, [Batch(**row) for row in rows])
+    if sealed:
+        record._seal(folder, protocol, load(protocol), "0" * 64)
+    wrong = validate.disagreements(made, folder, protocol)[1]
+    assert any(words in line for line in wrong), wrong
+
+
+def change_number(found: Table) -> None:
+    found[0]["change"] += 1e-15
+
+
+def change_verdict(found: Table) -> None:
+    next(c for c in found if c["verdict"] == "inferior")["verdict"] = "non-inferior"
+
+
+def swap_series(found: Table) -> None:
+    a, b = (next(c for c in found if c["series"] == s) for s in ("canonical", "sort"))
+    for key in ("series", "arm"):
+        a[key], b[key] = b[key], a[key]
+
+
+def drop(found: Table) -> None:
+    del found[2]
+
+
+def widen_margin(found: Table) -> None:
+    found[0]["margin"] = 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (change_number, "change is"),
+        (change_verdict, "verdict is 'non-inferior', recomputed 'inferior'"),
+        (swap_series, "operator 128 8 1 graph sort: change is"),
+        (drop, "only in the protocol"),
+        (widen_margin, "margin is 0.05, recomputed 0.02"),
+    ],
+)
+def test_changed_statistics_are_refused(
+    folder: Path, protocol: Path, tmp_path: Path, change: Callable[[Table], None], words: str
+) -> None:
+    made = run(folder, protocol, tmp_path / "out")
+    told = json.loads(made.read_text())
+    change(told["comparisons"])
+    made.write_text(json.dumps(told))
+    wrong = validate.disagreements(made, folder, protocol)[1]
+    assert any(words in line for line in wrong), wrong
+
+
+def test_the_commands_exit_as_they_should(
+    folder: Path, protocol: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    common = ["--record", str(folder), "--protocol", str(protocol)]
+    assert main(["alignment-statistics", *common, "--out", str(out)]) == 0
+    made = ["--statistics", str(out / "statistics.json"), "--out", str(tmp_path / "valid")]
+    assert main(["validate-alignment", *common, *made]) == 0
+    assert "33 comparisons recomputed" in capsys.readouterr().out
+    (out / "statistics.json").write_text((out / "statistics.json").read_text().replace("non-inferior", "inferior"))
+    assert main(["validate-alignment", *common, *made]) == 1
+    (folder / record.BATCHES).unlink()
+    assert main(["validate-alignment", *common, *made]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def problem(folder: Path, protocol: Path, name: str, **changes: Any) -> list[str]:
+    told = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(told | changes))
+    return record.problems(record.read(folder), load(protocol))
+
+
+def test_a_record_that_does_not_show_it_is_told(folder: Path, protocol: Path) -> None:
+    tools = [{"tool": "memcheck", "outcome": "found", "lines": ["x", "3 errors"]}]
+    assert problem(folder, protocol, record.SANITIZER, tools=tools) == ["memcheck: 3 errors"]
+    absent = [{"tool": "memcheck", "outcome": "absent", "lines": ["compute-sanitizer is not on PATH"]}]
+    assert problem(folder, protocol, record.SANITIZER, tools=absent) == []
+    assert problem(folder, protocol, record.EXACT, differs="random: x") == ["bits differ: random: x"]
+    told = problem(folder, protocol, record.RUN, extension={"sha256": "0" * 64}, not_measured=["layer M=1"])
+    assert "none of the protocol's builds" in told[0] and told[-1] == "layer M=1: not measured"
+
+
+def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a record"):
+        record.read(tmp_path)
+
+
+def test_the_rival_mode_is_read_from_the_build(tmp_path: Path) -> None:
+    plain, later = tmp_path / "a.so", tmp_path / "b.so"
+    plain.write_bytes(b"moe")
+    later.write_bytes(b"x VLLM_BATCH_INVARIANT y")
+    assert not record.full_k(plain, {"gemm": "gemm(int a)"})["in_build"]
+    assert record.full_k(later, {"gemm": "gemm(int a)"})["in_build"]
+    assert record.full_k(plain, {"gemm": "gemm(bool batch_invariant)"})["in_build"]

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that this machine's GPU can tell of the cost, in one command without Snakemake: for a borrowed machine.
+
+While the first Marlin launch compiles on the host, other processes check the kernels' bits and run the sanitizer; they
+are over before anything is timed. All files lie in one folder, sealed, and once more in one archive.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from routeblock.alignment_cost import batches as raw
+from routeblock.alignment_cost.measure import Measured
+from routeblock.alignment_cost.measure import run as measure
+from routeblock.alignment_cost.protocol import Protocol, load
+from routeblock.cuda import sanitizer
+from routeblock.cuda.vllm_ops import EXTENSION_VARIABLE, find_extension, wheel_version
+from routeblock.errors import InputError
+from routeblock.evidence.archive import pack
+from routeblock.evidence.chain import seal
+from routeblock.evidence.digest import canonical_json, sha256_file
+from routeblock.evidence.files import atomic_file
+
+ARCHIVE = "alignment_cost.tar.gz"
+BATCHES, RUN, EXACT, SANITIZER = "batches.parquet", "run.json", "exactness.json", "sanitizer.json"
+MANIFEST = "record_alignment.manifest.json"
+FILES = (BATCHES, RUN, EXACT, SANITIZER)
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+EXERCISE = "routeblock.alignment_cost.exercise"
+CACHE_BYTES = str(4 << 30)  # of compiled kernels: the default is smaller than the extension
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The contents of a record's folder."""
+
+    folder: Path
+    batches: list[raw.Batch]
+    run: dict[str, Any]
+    exactness: dict[str, Any]
+    sanitizer: dict[str, Any]
+
+
+def full_k(extension: Path, schemas: dict[str, str]) -> dict[str, Any]:
+    """Whether a build has the batch-invariant mode of the packed GEMM, and what that is read from."""
+    argument = any("batch_invariant" in schema for schema in schemas.values())
+    # Later builds take it from this variable of the environment, by name.
+    variable = b"VLLM_BATCH_INVARIANT" in extension.read_bytes()
+    return {"in_build": argument or variable, "argument": argument, "variable": variable}
+
+
+def check_exactness(out: Path, progress: Callable[[str], None] = print) -> dict[str, Any]:
+    """Run the checks of bits on CUDA device 0 and write `exactness.json` to `out`."""
+    from routeblock.alignment_cost import exactness
+
+    told = exactness.check(progress)
+    with atomic_file(out / EXACT) as tmp:
+        tmp.write_bytes(canonical_json(told))
+    return told
+
+
+def sanitize(out: Path) -> list[sanitizer.Report]:
+    """Run every sanitizer tool over the exercise and write `sanitizer.json` to `out`."""
+    reports = [sanitizer.run_tool(tool, EXERCISE, []) for tool in TOOLS]
+    with atomic_file(out / SANITIZER) as tmp:
+        tmp.write_bytes(canonical_json({"tools": [asdict(r) for r in reports]}))
+    return reports
+
+
+def _beside(out: Path) -> threading.Thread:
+    def work() -> None:
+        subprocess.run([sys.executable, "-m", "routeblock", "alignment-exactness", "--out", str(out)])
+        sanitize(out)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def write(
+    out: Path, protocol_path: Path, *, seconds: float, code: str, progress: Callable[[str], None] = print
+) -> list[str]:
+    """Record into the folder `out` and pack it; returns what does not hold, one line each.
+
+    No point is begun after `seconds` seconds. $ROUTEBLOCK_EXTENSION names the extension; default: an installed vllm.
+    Raises InputError without a GPU, torch, cuda-core or the extension.
+    """
+    began = time.monotonic()
+    os.environ.setdefault("CUDA_CACHE_MAXSIZE", CACHE_BYTES)
+    protocol = load(protocol_path)
+    named = os.environ.get(EXTENSION_VARIABLE)
+    extension = find_extension(Path(named) if named else None)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        (out / name).unlink(missing_ok=True)
+    beside = _beside(out)
+    try:
+        rig = _open(extension, protocol)
+        rig.warm_up(beside.is_alive)
+        progress(f"warm after {time.monotonic() - began:.1f} s")
+    finally:
+        beside.join()
+    progress(f"checked after {time.monotonic() - began:.1f} s")
+    measured = Measured()
+    try:
+        measure(rig, protocol, measured, deadline=began + seconds, progress=progress)
+    finally:  # what was measured before an error stays
+        run = _run(rig, extension, protocol, measured) | {"seconds": round(time.monotonic() - began, 1)}
+        with atomic_file(out / BATCHES) as tmp:
+            raw.write(tmp, measured.batches)
+        with atomic_file(out / RUN) as tmp:
+            tmp.write_bytes(canonical_json(run))
+        _seal(out, protocol_path, protocol, code)
+    return problems(read(out), protocol)
+
+
+def _open(extension: Path, protocol: Protocol) -> Any:
+    try:
+        from routeblock.alignment_cost.rig import GpuRig
+    except ImportError as e:
+        raise InputError(
+            f"{e}", where="record-alignment", limit="torch for CUDA is needed", way_out="install envs/cuda.txt"
+        ) from e
+    return GpuRig(extension, protocol)
+
+
+def _run(rig: Any, extension: Path, protocol: Protocol, measured: Measured) -> dict[str, Any]:
+    import torch
+
+    from routeblock.cuda.align import prepare
+
+    properties = torch.cuda.get_device_properties(0)
+    packages = ("torch", "numpy", "cuda-core", "cuda-bindings", "nvidia-ml-py")
+    return {
+        "protocol_sha256": protocol.digest(),
+        "device": rig.nvml.identity()
+        | {
+            "architecture": f"sm_{properties.major}{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "packages": {name: _version(name) for name in packages},
+        },
+        "extension": {
+            "file": extension.name,
+            "sha256": sha256_file(extension),
+            "vllm": wheel_version(extension),
+            "schemas": rig.operators.schemas,
+            "full_k": full_k(extension, rig.operators.schemas),
+        },
+        "cubin_sha256": prepare(0).cubin_sha256,
+        "layer_forms": {"activation": "torch: silu, then multiply; two kernels", "sum": "torch.sum"},
+        "checks": measured.checks,
+        "not_measured": measured.left,
+        "batches": dict(Counter(f"{b.campaign} {b.mode} {b.reason or 'accepted'}" for b in measured.batches)),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _seal(out: Path, protocol_path: Path, protocol: Protocol, code: str) -> None:
+    written = [out / name for name in FILES if (out / name).is_file()]
+    seal(
+        out / MANIFEST,
+        rule="record_alignment",
+        outputs=written,
+        inputs=[protocol_path],
+        parameters={"protocol_sha256": protocol.digest()},
+        code=code,
+    )
+    pack(out / ARCHIVE, {p.name: p for p in [*written, out / MANIFEST]})
+
+
+def read(folder: Path) -> Recorded:
+    """Read such a folder. Raises InputError if a file is missing or malformed."""
+    try:
+        run, exact, tools = (json.loads((folder / n).read_text(encoding="utf-8")) for n in (RUN, EXACT, SANITIZER))
+    except (OSError, ValueError) as e:
+        raise InputError(
+            f"not a record: {e}",
+            where=str(folder),
+            limit=f"it holds {', '.join(FILES)}",
+            way_out="record again: routeblock record-alignment",
+        ) from e
+    return Recorded(folder, raw.read(folder / BATCHES), run, exact, tools)
+
+
+def problems(found: Recorded, protocol: Protocol) -> list[str]:
+    """What a record lacks or does not show, one line each. A refused or absent sanitizer is told, and no problem."""
+    run, wrong = found.run, []
+    if run["protocol_sha256"] != protocol.digest():
+        wrong.append(f"carries protocol {run['protocol_sha256'][:12]}, the given one is {protocol.digest()[:12]}")
+    if run["extension"]["sha256"] not in {b.extension_sha256 for b in protocol.builds}:
+        wrong.append(f"extension {run['extension']['sha256'][:12]} is none of the protocol's builds")
+    if found.exactness["differs"]:
+        wrong.append(f"bits differ: {found.exactness['differs']}")
+    if found.exactness["cubin_sha256"] != run["cubin_sha256"]:
+        wrong.append("the kernels checked are not the kernels timed")
+    wrong += [f"{t['tool']}: {t['lines'][-1]}" for t in found.sanitizer["tools"] if t["outcome"] == "found"]
+    wrong += [f"{_where(c)}: wrong {', '.join(c['wrong'])}" for c in run["checks"] if c["wrong"]]
+    return wrong + [f"{point}: not measured" for point in run["not_measured"]]
+
+
+def _where(check: dict[str, Any]) -> str:
+    return f"{check['campaign']} E={check['experts']} k={check['top_k']} M={check['tokens']}"

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of the alignment's cost: the record of a GPU, its statistics, their validation, the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[Path, typer.Option(help="Folder to write to.")]
+ProtocolFile = Annotated[Path, typer.Option("--protocol", help="The committed protocol.")]
+
+PROTOCOL = Path("fixtures/protocols/alignment_cost.json")
+
+
+def record_alignment(
+    out: Out,
+    protocol: ProtocolFile = PROTOCOL,
+    seconds: Annotated[float, typer.Option(help="Begin no point after this many seconds.", min=0)] = 600.0,
+) -> None:
+    """Check and time canonical alignment on this machine's GPU, without Snakemake; one folder, one archive.
+
+    $ROUTEBLOCK_EXTENSION names vLLM's MoE extension. Exits 1 if a check found something.
+    """
+    from routeblock.alignment_cost import record
+    from routeblock.workflow import code
+
+    wrong = record.write(out, protocol, seconds=seconds, code=code("record_alignment"))
+    _report(wrong, str(out / record.ARCHIVE))
+
+
+def alignment_exactness(out: Out) -> None:
+    """Compare canonical alignment on this GPU with the CPU reference, bit for bit; exit 1 if a bit differs."""
+    from routeblock.alignment_cost import record
+
+    differs = record.check_exactness(out)["differs"]
+    _report([differs] if differs else [], "every bit is the reference's")
+
+
+def alignment_statistics(
+    out: Out,
+    record: Annotated[Path, typer.Option(help="The record's folder.")],
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Ratios with intervals and verdicts from raw batches. Exits 1 if the record lacks what the protocol asks for."""
+    from routeblock.alignment_cost import statistics
+    from routeblock.workflow import code
+
+    wrong = statistics.write(out, record, protocol, code=code("alignment_statistics"))
+    _report(wrong, "the record is whole")
+
+
+def validate_alignment(
+    out: Out,
+    record: Annotated[Path, typer.Option(help="The record's folder.")],
+    statistics: Annotated[Path, typer.Option(help="The statistics.json to recompute.")],
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Recompute statistics and verdicts with code of its own. Exits 1 unless every value is exactly equal."""
+    from routeblock.alignment_cost import validate
+    from routeblock.workflow import code
+
+    number, wrong = validate.write(out, statistics, record, protocol, code=code("validate_alignment"))
+    _report(wrong, f"{number} comparisons recomputed, all exactly equal")
+
+
+def _report(wrong: list[str], otherwise: str) -> None:
+    for line in wrong:
+        print(line)
+    if wrong:
+        raise typer.Exit(1)
+    print(otherwise)
+
+
+COMMANDS = (record_alignment, alignment_exactness, alignment_statistics, validate_alignment)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for command in COMMANDS:
+        app.command()(command)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The alignment kernels of one device: compiled, loaded and launched with cuda-core. torch is not needed."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from routeblock.cuda import nvrtc
+from routeblock.cuda.align_variants import PLAIN_SHARED_BYTES, Gpu, Kind, Problem, Variant
+from routeblock.errors import InputError
+
+SOURCE = Path(__file__).with_name("align.cu")
+HEADERS = (Path(__file__).with_name("align_variants.cuh"),)
+
+
+def compile_for(gpu: Gpu) -> nvrtc.Cubin:
+    """The kernels as machine code. Raises InputError if no NVRTC here compiles for the GPU."""
+    return nvrtc.for_architecture(gpu.architecture).compile(SOURCE, gpu.architecture, HEADERS)
+
+
+class Kernels:
+    """The kernels of CUDA device `index`, whose context becomes the current one.
+
+    Raises InputError as `compile_for` does, and without cuda-core.
+    """
+
+    def __init__(self, index: int, gpu: Gpu) -> None:
+        try:
+            from cuda import core
+            from cuda.bindings import driver
+        except ImportError as e:
+            raise InputError(
+                f"no cuda-core: {e}",
+                where="canonical alignment",
+                limit="cuda-core launches the kernels",
+                way_out="install envs/cuda13.txt",
+            ) from e
+        self.index, self.gpu = index, gpu
+        self._core, self._driver = core, driver
+        core.Device(index).set_current()
+        cubin = compile_for(gpu)
+        self.cubin_sha256 = cubin.sha256
+        self._code = core.ObjectCode.from_cubin(cubin.code)
+        self._kernels: dict[str, Any] = {}
+        self._shared: dict[str, int] = {}
+        self._steps = lru_cache(maxsize=4096)(self._make_steps)
+
+    def launch(
+        self, variant: Variant, problem: Problem, wide: bool, stream: int, arguments: tuple[Any, ...], workspace: int
+    ) -> None:
+        """Enqueue one alignment on the stream with this handle.
+
+        wide: ids are int64. arguments: the pointers and integers that every kernel of align.cu takes, pointers as int,
+        integers as c_int; workspace: the pointer, for variants that use one.
+        """
+        where = self._core.Stream.from_handle(stream)
+        last = workspace if variant.kind is Kind.TILES else ctypes.c_int(variant.slots(problem))
+        for kernel, config in self._steps(variant, problem, wide):
+            self._core.launch(where, config, kernel, *arguments, last)
+
+    def _make_steps(self, variant: Variant, problem: Problem, wide: bool) -> list[tuple[Any, Any]]:
+        suffix = "i64" if wide else "i32"
+        shared, blocks = variant.shared_bytes(problem), variant.parts(problem)
+        if variant.kind is Kind.TILES:
+            stages = {"_count": 4 * 4 * ((problem.experts + 4) // 4), "_scatter": shared}
+        else:
+            stages = {"": shared}
+        cluster = variant.cluster if variant.kind is Kind.CLUSTER else None
+        return [
+            (
+                self._kernel(f"{variant.name}{stage}_{suffix}", size, variant.cluster),
+                self._core.LaunchConfig(
+                    # cuda-core counts the grid in clusters where there are any
+                    grid=1 if cluster else blocks,
+                    cluster=cluster,
+                    block=variant.threads,
+                    shmem_size=size,
+                ),
+            )
+            for stage, size in stages.items()
+        ]
+
+    def _kernel(self, name: str, shared: int, cluster: int) -> Any:
+        """The kernel `name`, allowed to take `shared` bytes a block and `cluster` blocks a cluster."""
+        if name not in self._kernels:
+            self._kernels[name] = self._code.get_kernel(name)
+            if cluster > 8:
+                self._set("CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED", name, 1)
+        if shared > self._shared.get(name, PLAIN_SHARED_BYTES):
+            self._set("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", name, shared)
+            self._shared[name] = shared
+        return self._kernels[name]
+
+    def _set(self, attribute: str, name: str, value: int) -> None:
+        driver = self._driver
+        handle = driver.CUkernel(int(self._kernels[name].handle))
+        (status,) = driver.cuKernelSetAttribute(
+            getattr(driver.CUfunction_attribute, attribute), value, handle, driver.CUdevice(self.index)
+        )
+        if int(status):
+            raise RuntimeError(f"cuKernelSetAttribute({attribute}, {value}) for {name}: {status}")
