@@ -34,7 +34,8 @@ PLAN_FILES = ("prediction.json", "prediction.manifest.json", "plans.json", "plan
 def pack_evidence(results: Sequence[Path], add: Sequence[Path], out: Path, *, code: str) -> None:
     """Write the evidence of results folders, and that of folders packed before, to the folder `out`, sealed.
 
-    Raises InputError when there is none, when a group comes twice, and when fixtures differ.
+    Raises InputError when there is none, when a group comes with two contents, and when fixtures
+    differ.
     """
     tensors: Tensors = {}
     groups: dict[str, list[Line]] = {}
@@ -42,8 +43,8 @@ def pack_evidence(results: Sequence[Path], add: Sequence[Path], out: Path, *, co
     fixtures: dict[str, str] = {}
     sources = [*(_collect(folder, tensors) for folder in results), *(_read(folder, tensors) for folder in add)]
     for name, lines, about, fixture in (entry for source in sources for entry in source):
-        if name in groups:
-            raise _refuse(str(out), f"group {name} comes twice", "each group is packed once", "leave one out")
+        if groups.get(name, lines) != lines:
+            raise _refuse(str(out), f"group {name} comes twice", "a group is packed once", "leave one out")
         groups[name], facts[name] = lines, about
         fixtures[fixture["sha256"]] = fixture["name"]
     if len(fixtures) != 1:
