@@ -181,7 +181,8 @@ def _is_other_native(cell: str) -> Callable[[Case], Iterator[Clause]]:
 
 def _complete_opposite(case: Case) -> Iterator[Clause]:
     for clause in _is_other_native("swap_across")(case):
-        everywhere = case.given.prediction.point in CLAIMED_AT
+        # The stored plans differ in classes by this pair alone; captured ones need not, and then the prediction decides.
+        everywhere = case.given.prediction.point in CLAIMED_AT and case.given.prediction.plan_source == "stored"
         yield Clause(
             clause.first, clause.second, True, SURFACES if everywhere else case.same(clause.first, clause.second)
         )
@@ -247,6 +248,8 @@ def _judge(relation: Relation, case: Case, arms: Mapping[Arm, Judged], note: str
         why = "both histories have one plan"
     elif relation.cells == (case.reference,):
         why = note
+    elif any(not c.surfaces for c in relation.clauses(case)):
+        why = "by the prediction other routes change class too, so the exchange need not carry the trajectory over"
     elif any(not c.equal and set(c.surfaces) & set(case.same(c.first, c.second)) for c in relation.clauses(case)):
         why = given.spec.exchange.why or "by the prediction these arms cannot differ on every surface"
     clauses = [] if missing else [_found(clause, arms) for clause in relation.clauses(case)]
