@@ -34,6 +34,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return line
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", [*SHAPES, *FAMILY])
 def test_a_shape_that_no_kernel_can_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     plan = tiny.told() | {"rows": 1, "cols": 256}

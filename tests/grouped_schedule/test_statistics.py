@@ -198,7 +198,7 @@ def test_totals_are_of_two_devices_only(made: Path) -> None:
 
 
 def test_another_protocol_is_named(made: Path) -> None:
-    other = PLAN.model_copy(update={"version": 2})
+    other = PLAN.model_copy(update={"version": PLAN.version + 1})
     lines = record.other_protocol([record.read(made / "confirmation")], other)
     assert len(lines) == 1 and "carries protocol" in lines[0]
 

@@ -142,6 +142,7 @@ def make(cell: Cell, seed: int, *, sentinels: int, checked_rows: int, pool_weigh
 
     Raises InputError for a shape that the kernels refuse.
     """
+    check_jobs(np.empty(0, np.int32), cell.pool, cell.rows, cell.cols)  # before ids are drawn below an empty bound
     ids = _draw_ids(cell, seed, sentinels)
     check_jobs(ids, cell.pool, cell.rows, cell.cols)
     tag = (_FAMILY_TAG[cell.family], cell.slots, cell.pool)

@@ -173,6 +173,7 @@ def rejections(given: Evidence) -> list[Row]:
             row["rejected_sm_mhz"] = median(b.sm_clock_mhz for b in out)
             row["rejected_lowest_sm_mhz"] = min(b.sm_clock_mhz for b in out)
             row["accepted_sm_mhz"] = median(b.sm_clock_mhz for b in accepted) if accepted else None
+            row["accepted_lowest_sm_mhz"] = min((b.sm_clock_mhz for b in accepted), default=None)
             rows.append(row)
     return rows
 
@@ -223,9 +224,14 @@ _SCOPES_NOTE = (
     "fixtures on this device and say nothing of other workloads, hosts or requests. "
 )
 _FLOOR_NOTE = (
-    "Verdict: the whole interval against the minimum effect of config.yaml. Floor: the baseline against itself, timed "
-    "the same way; where an interval is not clear of it, a verdict is no more than this noise. n: pairs of accepted "
-    "batches; with fewer than the protocol's repetitions there is no estimate."
+    "Verdict: faster or slower where the whole interval lies beyond the minimum effect of config.yaml, else undecided, "
+    "also where all of it lies within. Floor: the baseline against itself, timed the same way; where an interval is "
+    "not clear of it, a verdict is no more than this noise. n: pairs of accepted batches; with fewer than the "
+    "protocol's repetitions there is no estimate."
+)
+_INCUMBENT_NOTE = (
+    " paired_incumbent is our reconstruction (the original is not public): changes against it are no test of the "
+    "published paired ones."
 )
 _CPU_NOTE = " Lane cpu: real times of this CPU; they say nothing of a GPU."
 
@@ -242,7 +248,7 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         discovery,
         (*_WHERE, *_SHAPE, *_SCHEDULE, *_ESTIMATE, *_published(("change",))),
         "Discovery: every schedule at every shape",
-        _SCOPES_NOTE + _FLOOR_NOTE + _CPU_NOTE,
+        _SCOPES_NOTE + _FLOOR_NOTE + _INCUMBENT_NOTE + _CPU_NOTE,
     ),
     "beyond_study": (
         beyond,
@@ -257,7 +263,9 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         ),
         "Beyond the published study",
         "The serial prototype, shapes that keep a V100's ratio of weights to L2, a cold L2, other numbers of warps in "
-        "a block, launches one by one, and the A/A floors themselves." + _CPU_NOTE,
+        "a block, launches one by one, and the A/A floors themselves. Launched one by one, short kernels show the "
+        f"host. Only sweep, prototype and confirmation have a floor: elsewhere its columns are empty. {_FLOOR_NOTE}"
+        + _CPU_NOTE,
     ),
     "cardinalities": (
         cardinalities,
@@ -310,10 +318,12 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
             Column("rejected_sm_mhz", "number", ".0f"),
             Column("rejected_lowest_sm_mhz", "number", ".0f"),
             Column("accepted_sm_mhz", "number", ".0f"),
+            Column("accepted_lowest_sm_mhz", "number", ".0f"),
         ),
         "Rejected batches and why",
         "Every attempt counts; shapes without a rejected batch are left out. A clock event is what NVML reported just "
-        "before or after a batch; clocks are medians, after the batch. Rejected batches stay in the raw data.",
+        "before or after a batch; clocks were read after the batch, medians and lowest. NVML may report no event while "
+        "a clock is still low: such a batch is accepted. Rejected batches stay in the raw data.",
     ),
     "devices": (
         devices,
@@ -333,10 +343,10 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
             Column("protocol_sha256"),
         ),
         "Devices: what was measured where, its time and memory",
-        "Seconds run from the first fixture to the last batch. load_before: processes that ran on the host in the "
-        "minute before; with other work there, times of lane cpu say little. Host memory: the process's peak. Device "
-        "memory: the most in use on the whole device at the end of a stage, CUDA's context included. Empty: not "
-        "recorded, or a CPU.",
+        "Seconds run from the first fixture to the last batch, rests before retries included. load_before: processes "
+        "that ran on the host in the minute before; with other work there, times of lane cpu say little. Host memory: "
+        "the process's peak. Device memory: the most in use on the whole device at the end of a stage, CUDA's context "
+        "included. Empty: not recorded, or a CPU.",
     ),
     "sanitizer": (
         sanitizer,
@@ -349,6 +359,9 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
             Column("lines"),
         ),
         "compute-sanitizer over hostile jobs",
+        "clean: the tool ran and reported nothing. Every kernel ran ids beyond the pool, negative ids, no active job, "
+        "rows that no band divides and an odd number of column blocks, with 1 to 8 warps; differences are outputs that "
+        "are not the CPU's bits. "
         "refused: the machine does not let the tool run, which proves nothing. No row: no GPU is among the lanes.",
     ),
 }
@@ -381,7 +394,7 @@ def write(
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sanitizers]
     rows = maker(Evidence(statistics.read(statistics_file), records, told, reports))
     if any(key.startswith("v100") for row in rows for key in row):
-        notes += f" v100_*: {told['source']}, in percent."
+        notes += f" v100_*: {told['source']}; *_us in microseconds, the others in percent."
     files = tables.write(out, name, columns, rows, title=title, notes=notes)
     seal(
         out / f"{name}.manifest.json",
