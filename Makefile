@@ -10,7 +10,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study test bundle prediction bench verify repair clean
+.PHONY: setup study test test-vllm bundle prediction bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -42,6 +42,16 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 	@$(BIN)/snakefmt --check Snakefile workflow/rules
 	@$(BIN)/python tests/workflow/lint.py
 	@$(BIN)/pytest -n 2
+
+# By hand, not in CI: vllm 0.24.0 with all it needs is 10 GB. No GPU is needed; on one, nothing is launched.
+test-vllm: .venv-vllm/stamp
+	@.venv-vllm/bin/python tests/vllm_plugin/load_plugin.py
+
+.venv-vllm/stamp: envs/cuda.txt pyproject.toml
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --requirement envs/cuda.txt
+	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
+	@touch $@
 
 bundle: setup
 	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) bundle

@@ -24,6 +24,7 @@ include: "workflow/rules/build.smk"
 include: "workflow/rules/sweep.smk"
 include: "workflow/rules/confirmation.smk"
 include: "workflow/rules/statistics.smk"
+include: "workflow/rules/alignment_cost.smk"
 
 
 rule all:
@@ -39,3 +40,4 @@ rule all:
         ),
         grouped.identities(CONFIG),
         [f"results/tables/{name}.md" for name in grouped.TABLES],
+        [f"results/tables/{name}.md" for name in alignment.TABLES],

@@ -38,6 +38,19 @@ def alignment_exactness(out: Out) -> None:
     _report([differs] if differs else [], "every bit is the reference's")
 
 
+def recorded_alignment(
+    out: Out,
+    source: Annotated[Path, typer.Option(help="A committed record, with its contents.json.")],
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Prove a committed record again on this CPU: files, routings, plans, variants. Exits 1 if something differs."""
+    from routeblock.alignment_cost import reprove
+    from routeblock.workflow import code
+
+    wrong = reprove.write(out, source, protocol, code=code("recorded_alignment"))
+    _report(wrong, "every plan is the recorded one")
+
+
 def alignment_statistics(
     out: Out,
     record: Annotated[Path, typer.Option(help="The record's folder.")],
@@ -65,6 +78,19 @@ def validate_alignment(
     _report(wrong, f"{number} comparisons recomputed, all exactly equal")
 
 
+def alignment_table(
+    name: Annotated[str, typer.Argument(help="Which table.")],
+    out: Out,
+    record: Annotated[Path, typer.Option(help="The record's folder.")],
+    statistics: Annotated[Path, typer.Option(help="Its statistics.json.")],
+) -> None:
+    """Write one table of the alignment's cost as .parquet, .csv and .md."""
+    from routeblock.alignment_cost import tables
+    from routeblock.workflow import code
+
+    tables.write(name, out, statistics, record, code=code(f"table_{name}"))
+
+
 def _report(wrong: list[str], otherwise: str) -> None:
     for line in wrong:
         print(line)
@@ -73,7 +99,14 @@ def _report(wrong: list[str], otherwise: str) -> None:
     print(otherwise)
 
 
-COMMANDS = (record_alignment, alignment_exactness, alignment_statistics, validate_alignment)
+COMMANDS = (
+    record_alignment,
+    recorded_alignment,
+    alignment_exactness,
+    alignment_statistics,
+    validate_alignment,
+    alignment_table,
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from routeblock.alignment_cost.wiring import TABLES as ALIGNMENT_TABLES
 from routeblock.config import Config, check
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
@@ -76,8 +77,10 @@ RULES: dict[str, Code] = {
     "record_alignment": Code(
         ("routeblock.alignment_cost.record", "routeblock.alignment_cost.exercise"), _ALIGNMENT_FILES
     ),
+    "recorded_alignment": Code(("routeblock.alignment_cost.reprove",)),
     "alignment_statistics": Code(("routeblock.alignment_cost.statistics",)),
     "validate_alignment": Code(("routeblock.alignment_cost.validate",)),
+    **{f"table_{name}": Code(("routeblock.alignment_cost.tables",)) for name in ALIGNMENT_TABLES},
 }
 
 # Manifests that evidence brought: they were sealed where the runs were, by the code of that time.

@@ -4,6 +4,7 @@ from pathlib import Path
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
 from routeblock.route_block.cells import CELLS, HISTORIES, cells_of, gpu_of, position, predecessor
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
+from routeblock.alignment_cost import wiring as alignment
 from routeblock.grouped_schedule import wiring as grouped
 from routeblock.workflow import checkpoint_arguments, code, prepare, recorded
 

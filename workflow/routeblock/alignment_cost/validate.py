@@ -24,7 +24,8 @@ from routeblock.evidence.files import atomic_file
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
-_SEAL, _BATCHES = "record_alignment.manifest.json", "batches.parquet"
+_SEALS = ("record_alignment.manifest.json", "recorded_alignment.manifest.json")  # of a GPU, of a committed record
+_BATCHES = "batches.parquet"
 _CLOCKS = {"operator": ("graph", "stream", "host"), "layer": ("graph", "stream")}
 
 
@@ -119,7 +120,8 @@ def recompute(rows: list[Row], rules: Row) -> dict[Key, Row]:
 def unsealed(folder: Path) -> list[str]:
     """The files of a record that are not what its manifest sealed."""
     wrong = []
-    for entry in json.loads((folder / _SEAL).read_text(encoding="utf-8"))["outputs"]:
+    manifest = next((folder / name for name in _SEALS if (folder / name).is_file()), folder / _SEALS[0])
+    for entry in json.loads(manifest.read_text(encoding="utf-8"))["outputs"]:
         path = folder / entry["path"]
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "nothing"
         if digest != entry["sha256"]:

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost's tables: canonical order against native at every point, and what was checked before and beside timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from routeblock import tables
+from routeblock.alignment_cost import record, statistics
+from routeblock.alignment_cost.protocol import Arm
+from routeblock.alignment_cost.record import Recorded
+from routeblock.alignment_cost.statistics import Comparison
+from routeblock.errors import InputError
+from routeblock.evidence.chain import seal
+from routeblock.tables import Column
+
+Row = dict[str, Any]
+_GROUP = ("campaign", "experts", "top_k", "mode")
+_SHAPE = ("campaign", "role", "experts", "top_k", "tokens", "block_size", "mode")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What tables are made from."""
+
+    comparisons: Sequence[Comparison]
+    found: Recorded
+
+
+def _ratio(change: float | None) -> float | None:
+    return None if change is None else 1 + change
+
+
+def cost(given: Evidence) -> list[Row]:
+    """Each point and clock once: times, ratio, verdict, the A/A floor, torch.sort beside, growth over the least M."""
+    sorts = {_at(c): c for c in given.comparisons if c.arm == Arm.SORT}
+    least: dict[tuple[Any, ...], Comparison] = {}
+    rows = []
+    for c in (c for c in given.comparisons if c.arm == Arm.CANONICAL):
+        first = least.setdefault(tuple(getattr(c, n) for n in _GROUP), c)
+        row: Row = {name: getattr(c, name) for name in (*_SHAPE, "variant", "n", "verdict", "target", "reached")}
+        row |= {"native_us": c.baseline_us, "canonical_us": c.candidate_us, "margin_percent": 100 * c.margin}
+        row |= {"ratio": _ratio(c.change), "low": _ratio(c.low), "high": _ratio(c.high)}
+        row |= {"floor": _ratio(c.floor_change), "floor_low": _ratio(c.floor_low), "floor_high": _ratio(c.floor_high)}
+        row |= {"native_growth": _growth(c.baseline_us, first.baseline_us)}
+        row |= {"canonical_growth": _growth(c.candidate_us, first.candidate_us)}
+        sort = sorts[_at(c)]
+        rows.append(row | {"sort_ratio": _ratio(sort.change), "sort_verdict": sort.verdict})
+    return rows
+
+
+def _at(c: Comparison) -> tuple[Any, ...]:
+    return tuple(getattr(c, n) for n in _SHAPE)
+
+
+def _growth(now: float | None, first: float | None) -> float | None:
+    return None if now is None or first is None else now / first
+
+
+def checks(given: Evidence) -> list[Row]:
+    """Bits, refusals, repeated calls, the sanitizer, plans at the timed points, batches, and the rival mode."""
+    exact, run = given.found.exactness, given.found.run
+    bits = "different" if exact["differs"] else "equal"
+    used = ", ".join(f"{name} {n}" for name, n in exact["random"]["variants"].items())
+    device, extension = run["device"], run["extension"]
+    names = f"{device['architecture']}, driver {device['driver']}, CUDA {device['cuda']}, vLLM {extension['vllm']}, "
+    names += f"extension {extension['sha256']}, kernels {run['cubin_sha256']}"
+    rows = [
+        _check("device", None, device["name"], names),
+        _check("random routings", exact["random"]["routings"], bits, exact["differs"] or used),
+        _check("edges of every variant", exact["edges"]["calls"], bits, exact["differs"]),
+        *(_check("many routes", n, bits, f"{n} routes in one call") for n in exact["larger"]["routes"]),
+    ]
+    rows += [
+        _check(f"repeated call, M={tokens}", r["calls"], f"{r['different']} different", r["fingerprint"])
+        for tokens, r in sorted(exact["repeated"].items(), key=lambda item: int(item[0]))
+    ]
+    rows += [_check(f"refused: {what}", 1, "refused", line) for what, line in exact["refused"].items()]
+    tools = given.found.sanitizer["tools"]
+    rows += [_check(t["tool"], None, t["outcome"], " / ".join(x.strip("= ") for x in t["lines"])) for t in tools]
+    wrong = [f"{c['campaign']} E={c['experts']} k={c['top_k']} M={c['tokens']}" for c in run["checks"] if c["wrong"]]
+    plans = sum(len(c["canonical_sha256"]) for c in run["checks"])
+    rows.append(_check("plans at the timed points", plans, "different" if wrong else "equal", ", ".join(wrong)))
+    outputs = [c["final_sha256"] for c in run["checks"] if "final_sha256" in c]
+    same = sum(o[Arm.CANONICAL] == o[Arm.SORT] for o in outputs)
+    rows.append(_check("layer outputs, canonical and sort", len(outputs), f"{same} equal", "bit for bit"))
+    for kind, number in sorted(run["batches"].items()):
+        campaign, clock, outcome = kind.split(" ")
+        rows.append(_check(f"batches: {campaign} {clock}", number, outcome, ""))
+    rival = run["extension"]["full_k"]
+    rows.append(_check("full_k", None, "in the build" if rival["in_build"] else "not in the build", _read_from(rival)))
+    return rows
+
+
+def _read_from(rival: Row) -> str:
+    return ", ".join(f"{what}: {'yes' if rival[what] else 'no'}" for what in ("argument", "variable"))
+
+
+def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
+    return {"check": check, "cases": cases, "outcome": outcome, "detail": detail}
+
+
+def _numbers(names: Iterable[str], form: str) -> tuple[Column, ...]:
+    return tuple(Column(name, "number", form) for name in names)
+
+
+Maker = Callable[[Evidence], list[Row]]
+TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
+    "alignment_cost": (
+        cost,
+        (
+            Column("campaign"),
+            Column("role"),
+            *(Column(n, "count") for n in ("experts", "top_k", "tokens", "block_size")),
+            Column("mode"),
+            Column("variant"),
+            Column("n", "count"),
+            *_numbers(("native_us", "canonical_us"), ".2f"),
+            *_numbers(("ratio", "low", "high"), ".4f"),
+            *_numbers(("margin_percent",), "g"),
+            Column("verdict"),
+            *_numbers(("target",), "g"),
+            Column("reached", "flag"),
+            *_numbers(("floor", "floor_low", "floor_high"), ".4f"),
+            *_numbers(("native_growth", "canonical_growth"), ".2f"),
+            *_numbers(("sort_ratio",), ".3f"),
+            Column("sort_verdict"),
+        ),
+        "What canonical alignment costs",
+        "Microseconds are of one call, medians. ratio: canonical to native, median over repetitions, with its "
+        "bootstrap interval; verdict: the whole interval against the margin. floor: native against itself in the same "
+        "place; by graph the two captures differ by more than the interval shows, so a ratio within the floor's "
+        "distance from 1 says nothing. target: the largest ratio allowed, where the protocol binds. growth: time over "
+        "that of the smallest M. graph: replay of one graph. stream: one by one into a full queue, the device's clock. "
+        "host: the same calls on the host's clock, no verdict: here canonical calls cost more, because they are "
+        "enqueued from Python.",
+    ),
+    "alignment_checks": (
+        checks,
+        (Column("check"), Column("cases", "count"), Column("outcome"), Column("detail")),
+        "Canonical alignment: what was checked on the GPU",
+        "equal: every bit of every buffer is the CPU reference's. Cases of many routes are routes. late: the host did "
+        "not fill the queue in time; timed again. Sanitizer tools ran over all variants at hostile sizes. full_k: the "
+        "batch-invariant mode of the packed GEMM, the rival cure.",
+    ),
+}
+
+
+def write(name: str, out: Path, statistics_file: Path, folder: Path, *, code: str) -> list[Path]:
+    """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
+
+    Raises InputError for an unknown name or inputs that are not what they should be.
+    """
+    if name not in TABLES:
+        raise InputError(
+            f"no table is called {name!r}",
+            where="tables",
+            limit=f"known tables are {', '.join(TABLES)}",
+            way_out="name one of them",
+        )
+    maker, columns, title, notes = TABLES[name]
+    rows = maker(Evidence(statistics.read(statistics_file), record.read(folder)))
+    files = tables.write(out, name, columns, rows, title=title, notes=notes)
+    seal(
+        out / f"{name}.manifest.json",
+        rule=f"table_{name}",
+        outputs=files,
+        inputs=[statistics_file, *(folder / f for f in record.FILES)],
+        parameters={},
+        code=code,
+    )
+    return files

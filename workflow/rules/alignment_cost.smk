@@ -1,0 +1,73 @@
+# What canonical alignment costs, from a committed record; a GPU records with `routeblock record-alignment`.
+
+
+rule recorded_alignment:
+    input:
+        protocol="fixtures/protocols/alignment_cost.json",
+        contents=f"{alignment.RECORDED}/contents.json",
+        record=[f"{alignment.RECORDED}/{name}" for name in alignment.FILES],
+    output:
+        record=[f"{alignment.RESULTS}/{name}" for name in alignment.FILES],
+        manifest=f"{alignment.RESULTS}/recorded_alignment.manifest.json",
+    log:
+        "results/logs/alignment_cost/recorded.log",
+    params:
+        code=code("recorded_alignment"),
+    shell:
+        "routeblock recorded-alignment --source $(dirname {input.contents}) --protocol {input.protocol}"
+        " --out $(dirname {output.manifest}) 2> {log}"
+
+
+rule alignment_statistics:
+    input:
+        protocol="fixtures/protocols/alignment_cost.json",
+        record=rules.recorded_alignment.output.record,
+    output:
+        statistics=f"{alignment.RESULTS}/statistics/statistics.json",
+        manifest=f"{alignment.RESULTS}/statistics/statistics.manifest.json",
+    log:
+        "results/logs/alignment_cost/statistics.log",
+    params:
+        code=code("alignment_statistics"),
+    shell:
+        "routeblock alignment-statistics --record $(dirname {input.record[0]}) --protocol {input.protocol}"
+        " --out $(dirname {output.statistics}) 2> {log}"
+
+
+rule validate_alignment:
+    input:
+        protocol="fixtures/protocols/alignment_cost.json",
+        record=rules.recorded_alignment.output,
+        statistics=rules.alignment_statistics.output.statistics,
+    output:
+        validation=f"{alignment.RESULTS}/validation/validation.json",
+        manifest=f"{alignment.RESULTS}/validation/validation.manifest.json",
+    log:
+        "results/logs/alignment_cost/validation.log",
+    params:
+        code=code("validate_alignment"),
+    shell:
+        "routeblock validate-alignment --record $(dirname {input.record[0]}) --protocol {input.protocol}"
+        " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+
+
+for name in alignment.TABLES:
+
+    rule:
+        name:
+            f"table_{name}"
+        input:
+            record=rules.recorded_alignment.output.record,
+            statistics=rules.alignment_statistics.output.statistics,
+            validation=rules.validate_alignment.output.validation,
+        output:
+            tables=multiext(f"results/tables/{name}", ".parquet", ".csv", ".md"),
+            manifest=f"results/tables/{name}.manifest.json",
+        log:
+            f"results/logs/tables/{name}.log",
+        params:
+            code=code(f"table_{name}"),
+            name=name,
+        shell:
+            "routeblock alignment-table {params.name} --record $(dirname {input.record[0]})"
+            " --statistics {input.statistics} --out $(dirname {output.manifest}) 2> {log}"
