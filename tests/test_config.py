@@ -26,9 +26,9 @@ def refused(change: dict[str, Any]) -> str:
     return str(e.value)
 
 
-def test_the_given_config_is_the_published_study_on_both_twins() -> None:
+def test_the_given_config_is_the_published_study_on_both_twins_and_recorded() -> None:
     c = config.load(ROOT / "config.yaml")
-    assert c.lanes == (Lane.TWIN_AMPERE, Lane.TWIN_HOPPER)
+    assert c.lanes == (Lane.TWIN_AMPERE, Lane.TWIN_HOPPER, Lane.RECORDED_H200)
     assert (c.points, c.plan_source, c.replicates) == ((Point.PUBLISHED,), (PlanSource.STORED,), 5)
 
 

@@ -484,6 +484,22 @@ def repair(roots: Roots, source: Sources = None, verbose: Verbose = False) -> No
 
 
 @app.command()
+def readme(
+    file: Annotated[Path, typer.Argument(help="The README.")] = Path("README.md"),
+    tables: Annotated[Path, typer.Option(help="Folder of the study's tables.")] = Path("results/tables"),
+    check: Annotated[
+        bool, typer.Option("--check", help="Only compare; exit 1 if its figures are not the tables'.")
+    ] = False,
+) -> None:
+    """Write the figures of the README from the tables of a study."""
+    from routeblock.readme import update
+
+    if not update(file, tables, check=check) and check:
+        print(f"{file}: its figures are not those of {tables}; write them with routeblock readme")
+        raise typer.Exit(1)
+
+
+@app.command()
 def schema(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("workflow/schemas")) -> None:
     """Write the JSON schemas of the config and of every record."""
     from routeblock.schemas import write

@@ -91,7 +91,7 @@ rule agreement:
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
         runs=all_runs,
-        golden=ancient("results/twin/golden.json"),
+        golden="results/twin/golden.json",
     output:
         agreement=f"{STUDY}/agreement.json",
         manifest=f"{STUDY}/agreement.manifest.json",

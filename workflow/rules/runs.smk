@@ -9,6 +9,8 @@ rule golden:
         manifest="results/twin/golden.manifest.json",
     log:
         "results/logs/golden.log",
+    # First of all, and alone: it compiles the twin for the runs.
+    priority: 1000
     threads: workflow.cores
     params:
         code=code("golden"),
@@ -21,8 +23,6 @@ rule run:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
-        # The twin proves itself on recorded outputs before it is used.
-        golden=ancient("results/twin/golden.json"),
     output:
         record=f"{RUN}/{RECORD}",
         tensors=f"{RUN}/{TENSORS}",

@@ -181,7 +181,7 @@ def _is_other_native(cell: str) -> Callable[[Case], Iterator[Clause]]:
 
 def _complete_opposite(case: Case) -> Iterator[Clause]:
     for clause in _is_other_native("swap_across")(case):
-        # The stored plans differ in classes by this pair alone; captured ones need not, and then the prediction decides.
+        # Stored plans differ in classes by this pair alone; captured ones need not: then the prediction decides.
         everywhere = case.given.prediction.point in CLAIMED_AT and case.given.prediction.plan_source == "stored"
         yield Clause(
             clause.first, clause.second, True, SURFACES if everywhere else case.same(clause.first, clause.second)
