@@ -46,6 +46,7 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 # By hand, not in CI: vllm 0.24.0 with all it needs is 10 GB. No GPU is needed; on one, nothing is launched.
 test-vllm: .venv-vllm/stamp
 	@.venv-vllm/bin/python tests/vllm_plugin/load_plugin.py
+	@.venv-vllm/bin/python tests/vllm_plugin/fused_path.py
 
 .venv-vllm/stamp: envs/cuda.txt pyproject.toml
 	@$(PYTHON) -m venv .venv-vllm
