@@ -47,10 +47,11 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 test-vllm: .venv-vllm/stamp
 	@.venv-vllm/bin/python tests/vllm_plugin/load_plugin.py
 	@.venv-vllm/bin/python tests/vllm_plugin/fused_path.py
+	@.venv-vllm/bin/python -m pytest --override-ini addopts=-q tests/with_torch
 
 .venv-vllm/stamp: envs/cuda.txt pyproject.toml
 	@$(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --requirement envs/cuda.txt
+	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --requirement envs/cuda.txt pytest
 	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
 	@touch $@
 

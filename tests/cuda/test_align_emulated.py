@@ -14,8 +14,6 @@ import pytest
 from routeblock.cuda.align_variants import VARIANTS, Kind, Problem, Variant
 from routeblock.moe.routing import align as reference
 
-needs_compiler = pytest.mark.skipif(emulator.COMPILER is None, reason="no C++ compiler on this machine")
-
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
@@ -46,7 +44,6 @@ def routing(rng: np.random.Generator, variant: Variant, experts: int) -> np.ndar
 CHEAP = [v for v in VARIANTS.values() if v.threads * v.cluster <= 1024]
 
 
-@needs_compiler
 @pytest.mark.parametrize("variant", CHEAP, ids=lambda v: v.name)
 def test_every_small_variant_gives_the_canonical_order_whatever_order_threads_run_in(
     library: ctypes.CDLL, variant: Variant
@@ -66,7 +63,6 @@ def test_every_small_variant_gives_the_canonical_order_whatever_order_threads_ru
         check(library, variant, ids.astype(kind), experts, block, seed=seed, expert_map=expert_map, inactive=-1 + seed)
 
 
-@needs_compiler
 @pytest.mark.parametrize("name", [v.name for v in VARIANTS.values() if v.kind is Kind.CLUSTER])
 def test_blocks_of_a_cluster_take_their_routes_in_order(library: ctypes.CDLL, name: str) -> None:
     rng = np.random.default_rng(5)
@@ -76,7 +72,6 @@ def test_blocks_of_a_cluster_take_their_routes_in_order(library: ctypes.CDLL, na
     check(library, variant, ids[: ids.size // 3], 128, 8, seed=2)
 
 
-@needs_compiler
 @pytest.mark.parametrize("name", ["staged_512x1b", "cluster_8x256x1", "tiles_512x4"])
 @pytest.mark.parametrize("experts", [1, 128, 257, 500])
 def test_degenerate_routings(library: ctypes.CDLL, name: str, experts: int) -> None:
@@ -87,21 +82,18 @@ def test_degenerate_routings(library: ctypes.CDLL, name: str, experts: int) -> N
     check(library, variant, np.zeros((64, 2), np.int32), experts, 8, expert_map=nobody)
 
 
-@needs_compiler
 @pytest.mark.parametrize("name", ["tiles_1024x1", "staged_512x1b", "cluster_8x256x1"])
 def test_a_thousand_experts_take_several_scanning_warps(library: ctypes.CDLL, name: str) -> None:
     rng = np.random.default_rng(11)
     check(library, VARIANTS[name], rng.integers(0, 1024, (500, 1)).astype(np.int32), 1024, 8, seed=3)
 
 
-@needs_compiler
 def test_a_buffer_off_the_16_byte_boundary_is_written_all_the_same(library: ctypes.CDLL) -> None:
     rng = np.random.default_rng(3)
     for spare in range(4):  # the emulation's guard makes bases differ; sizes here end in every remainder
         check(library, VARIANTS["staged_512x1b"], rng.integers(0, 8, (21, 3)).astype(np.int32), 8, 8, spare=spare)
 
 
-@needs_compiler
 def test_another_order_of_arrival_is_told_apart(library: ctypes.CDLL) -> None:
     ids = np.array([[1, 0], [1, 0]], np.int32)
     ours, _, total = emulator.align(library, VARIANTS["staged_512x1b"], ids, 2, 8)

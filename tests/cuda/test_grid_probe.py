@@ -16,7 +16,6 @@ from routeblock.evidence.digest import sha256_file
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 
 # Loads an extension and a bystander made from the same source, each by RTLD_LOCAL as torch loads extensions.
 CHILD = """
@@ -80,7 +79,6 @@ def run_child(built: dict[str, Path], code: str = CHILD, sms: int | None = None)
     return dict(json.loads(done.stdout))
 
 
-@needs_compiler
 def test_only_the_extension_is_answered_and_recorded(built: dict[str, Path]) -> None:
     seen = run_child(built)
     assert seen["start"] == [132, 132]
@@ -97,7 +95,6 @@ def test_only_the_extension_is_answered_and_recorded(built: dict[str, Path]) -> 
     assert Path(seen["probe"]) == built["probe"]
 
 
-@needs_compiler
 def test_a_launch_that_the_runtime_refuses_is_no_launch(built: dict[str, Path]) -> None:
     seen = run_child(built)
     assert seen["status"] == [0, 0, 9]
@@ -105,19 +102,16 @@ def test_a_launch_that_the_runtime_refuses_is_no_launch(built: dict[str, Path]) 
     assert 0 not in [launch[0][0] for launch in seen["launches"]]
 
 
-@needs_compiler
 def test_the_environment_variable_answers_from_the_start(built: dict[str, Path]) -> None:
     assert run_child(built, sms=100)["start"] == [100, 132]
 
 
-@needs_compiler
 def test_a_link_to_the_extension_is_the_extension(built: dict[str, Path], tmp_path: Path) -> None:
     link = tmp_path / "linked.so"
     link.symlink_to(built["extension"])
     assert run_child({**built, "extension": link})["answered"] == [82, 132]
 
 
-@needs_compiler
 def test_a_probe_that_watches_another_file_is_refused(built: dict[str, Path]) -> None:
     code = "import sys; from pathlib import Path; from routeblock.cuda.grid_probe import GridProbe\n"
     code += "try: GridProbe(Path(sys.argv[2]))\nexcept Exception as e: print('\"' + type(e).__name__ + '\"', end='')"
@@ -131,12 +125,10 @@ def test_a_probe_that_watches_another_file_is_refused(built: dict[str, Path]) ->
     assert done.stdout == '"InputError"'
 
 
-@needs_compiler
 def test_two_builds_have_one_digest(built: dict[str, Path], tmp_path: Path) -> None:
     assert sha256_file(build(tmp_path / "again.so")) == sha256_file(built["probe"])
 
 
-@needs_compiler
 def test_a_command_line_starts_again_with_the_probe_in_the_same_process(built: dict[str, Path], tmp_path: Path) -> None:
     script = tmp_path / "again.py"
     script.write_text(

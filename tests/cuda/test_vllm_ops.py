@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from vllm_schemas import ALIGN, ALIGN_WITHOUT_MAP, GEMM_024, GEMM_033, GEMM_OLD
 
@@ -158,21 +157,6 @@ def test_alignment_buffers_have_the_length_that_vllm_allocates() -> None:
     assert padded_length(8, 128, 8) == 64  # fewer routes than experts: a block each
 
 
-def test_a_missing_operator_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(InputError, match="registers no _moe_C::no_such_operator"):
-        vllm_ops._operator("_moe_C::no_such_operator", tmp_path / "x.so")
-
-
-def test_a_file_that_is_no_library_is_refused_in_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    broken = tmp_path / "_moe_C.abi3.so"
-    broken.write_bytes(b"not a library")
-    with pytest.raises(InputError, match="cannot be loaded with torch") as caught:
-        vllm_ops.VllmOperators(broken)
-    assert "\n" not in str(caught.value)
-
-
 def test_what_the_operator_refuses_becomes_one_line() -> None:
     class Refusing(_Recorder):
         def __call__(self, **given: Any) -> Any:
@@ -181,16 +165,3 @@ def test_what_the_operator_refuses_becomes_one_line() -> None:
     with pytest.raises(InputError, match="Invalid thread config: thread_k = 64") as caught:
         vllm_ops._call(Refusing("f(int x) -> ()"), {"x": Value(1)})
     assert "somewhere" not in str(caught.value)
-
-
-def test_weights_of_unequal_experts_are_refused() -> None:
-    pytest.importorskip("torch")
-    rng = np.random.default_rng(5)
-
-    def expert(n: int) -> tuple[Any, Any, Any]:
-        return rng.integers(0, 16, (128, n), np.uint8), None, np.ones((1, n), np.float16)
-
-    with pytest.raises(InputError, match=r"expert 1: \(128, 64\)"):
-        vllm_ops.load_weights([expert(128), expert(64)], 2, "cpu")
-    with pytest.raises(InputError, match="1 experts"):
-        vllm_ops.load_weights([expert(128)], 2, "cpu")

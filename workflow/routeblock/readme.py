@@ -71,8 +71,8 @@ def _sentences(census: Rows, agreement: Rows, cost: Rows, confirmation: Rows) ->
                 c for c in census if (c["point"], c["order"], c["history"]) == (r["point"], "canonical", "both")
             )
             lines.append(
-                f"- {int(r['calls']):,} calls of vLLM's own alignment on one routing ({r['gpu']}, launch `{r['point']}`) "
-                f"gave {r['distinct_plans']} plans and {r['distinct_finals']} final outputs; canonical order "
+                f"- {int(r['calls']):,} calls of vLLM's own alignment on one routing ({r['gpu']}, `{r['point']}`) gave"
+                f" {r['distinct_plans']} plans and {r['distinct_finals']} final outputs; canonical order "
                 f"{same['distinct_plans']} and {same['distinct_finals']}."
             )
     elements, differing = (sum(int(r[name]) for r in agreement) for name in ("elements", "differing"))

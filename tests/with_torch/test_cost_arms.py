@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from small import COMMITTED
 
-torch = pytest.importorskip("torch")
-
-from routeblock.alignment_cost import arms, rig  # noqa: E402
-from routeblock.alignment_cost.protocol import Arm, Campaign, Point, load, points  # noqa: E402
-from routeblock.moe.routing import AlignedPlan, align  # noqa: E402
+from routeblock.alignment_cost import arms, rig
+from routeblock.alignment_cost.protocol import Arm, Campaign, Point, load, points
+from routeblock.moe.routing import AlignedPlan, align
 
 PROTOCOL = load(COMMITTED)
 Edit = Callable[[AlignedPlan], AlignedPlan]

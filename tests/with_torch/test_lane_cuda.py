@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
+from twin_operators import TwinOperators, marlin
 
 from routeblock.cuda import vllm_ops
 from routeblock.cuda.device import Device
@@ -25,10 +27,6 @@ from routeblock.route_block.lane import Outcome, Request
 from routeblock.route_block.lane_cuda import CudaLane
 from routeblock.twin.gemm import moe_gemm
 from routeblock.twin.layer import combine, silu_and_mul
-
-torch = pytest.importorskip("torch")
-
-from twin_operators import TwinOperators, marlin  # noqa: E402
 
 SMS, EXPERTS, TOKENS, TOP_K, HIDDEN, INTERMEDIATE, GROUP, BLOCK = 82, 16, 19, 2, 256, 128, 64, 8
 LAUNCH = Launch(64, 128, 246)
