@@ -56,7 +56,7 @@ def _lanes(differences: Rows, relations: Rows) -> str:
         "W13 elements that differ",
         "final elements",
     ]
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+    return str(tabulate(rows, headers, tablefmt="github", disable_numparse=True))
 
 
 def _at(place: tuple[str, ...]) -> Callable[[dict[str, str]], bool]:
@@ -86,6 +86,11 @@ def _sentences(census: Rows, agreement: Rows, cost: Rows, confirmation: Rows) ->
             f"- {what} (H200, graph replay, {len(points)} sizes, M={points[0]['tokens']} to {points[-1]['tokens']}): "
             f"{min(ratios):.2f} to {max(ratios):.2f} of the time; verdicts: {', '.join(verdicts)}."
         )
+    host = [float(r["ratio"]) for r in cost if (r["campaign"], r["role"], r["mode"]) == ("operator", "bound", "host")]
+    lines.append(
+        f"- Enqueueing the canonical alignment from Python, without a graph: {min(host):.1f} to {max(host):.1f} of the "
+        "native call's host time. Where the host is the limit, that is a price."
+    )
     for r in confirmation:
         if r["lane"].startswith("recorded") and r["scope"] == "inclusive":
             change, low, high = (float(r[name]) for name in ("change_percent", "low_percent", "high_percent"))
