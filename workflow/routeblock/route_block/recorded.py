@@ -8,7 +8,7 @@ the grid probe. Each is a file of lines; all share one store of tensors.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,7 @@ def _collect(results: Path, tensors: Tensors) -> Iterator[tuple[str, list[Line],
         for name, root, files in _groups(lane):
             lines = list(pack(root, files, tensors))
             if lines:
-                about = {"machine": machine, "folders": len(lines), "runs": sum(RECORD in x["sha256"] for x in lines)}
-                yield name, lines, about, fixture
+                yield name, lines, {"machine": machine, **_facts(lines)}, fixture
 
 
 def _groups(lane: Path) -> Iterator[tuple[str, Path, list[Path]]]:
@@ -130,7 +129,18 @@ def _group(folder: Path, index: dict[str, Any], name: str) -> list[Line]:
     lines = read_lines(path)
     if sha256_file(path) != index["groups"][name]["sha256"]:
         raise _refuse(str(path), "its bytes are not those of the index", "recorded evidence", "restore the folder")
+    stated, found = _counts(index["groups"][name]), _counts(_facts(lines))
+    if stated != found:
+        raise _refuse(str(folder / INDEX), f"{name} has {stated}", f"{path.name} has {found}", "restore the folder")
     return lines
+
+
+def _facts(lines: Sequence[Line]) -> dict[str, int]:
+    return {"folders": len(lines), "runs": sum(RECORD in line["sha256"] for line in lines)}
+
+
+def _counts(facts: Mapping[str, Any]) -> str:
+    return f"{facts['runs']} runs in {facts['folders']} folders"
 
 
 def _store(folder: Path, index: dict[str, Any]) -> Tensors:
