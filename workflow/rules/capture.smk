@@ -6,6 +6,7 @@ rule capture:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         probe="results/probe/grid_probe.so",
+        interpreter=interpreter,
     output:
         plans=f"{STUDY}/capture/{{history}}/plans.safetensors",
         capture=f"{STUDY}/capture/{{history}}/capture.json",

@@ -7,6 +7,7 @@ rule census:
         tensors=FIXTURE_TENSORS,
         prediction=f"{POINT}/stored/prediction.json",
         probe="results/probe/grid_probe.so",
+        interpreter=interpreter,
     output:
         census=f"{POINT}/census/{{history}}/process{{n}}.json",
         manifest=f"{POINT}/census/{{history}}/process{{n}}.manifest.json",
@@ -32,6 +33,7 @@ rule unassisted:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         probe="results/probe/grid_probe.so",
+        interpreter=interpreter,
     output:
         assisted=f"{LANE}/probe_control/with_probe.json",
         unassisted=f"{LANE}/probe_control/without_probe.json",

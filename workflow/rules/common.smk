@@ -25,11 +25,18 @@ CUDA_PYTHON = CONFIG.cuda.python
 ON_CUDA = (
     f"PYTHONPATH=workflow${{PYTHONPATH:+:$PYTHONPATH}} {CUDA_PYTHON} -m routeblock" if CUDA_PYTHON else "routeblock"
 )
+# That interpreter is made where it is missing or its pins changed; any other is given.
+MADE_PYTHON, MADE_STAMP = ".venv-cuda/bin/python", ".venv-cuda/stamp"
 PROCESSES = len(CELLS) * len(HISTORIES) * CONFIG.replicates
 
 
 def routeblock(wildcards):
     return ON_CUDA if wildcards.lane == "cuda" else "routeblock"
+
+
+def interpreter(wildcards):
+    """What has to be there before a command of the lane is started."""
+    return MADE_STAMP if wildcards.lane == "cuda" and CUDA_PYTHON == MADE_PYTHON else []
 
 
 def captured_plans(wildcards):
@@ -83,25 +90,45 @@ def replicates(wildcards):
     return CONFIG.replicates if groups is None else groups.get(f"{wildcards.point}.{wildcards.plan_source}", 1)
 
 
+def cells(study):
+    """The cells of a study: those that there are exchange pairs for, in its captured plans or in its fixture."""
+    if study["lane"] == "cuda" and study["plan_source"] == "captured":
+        return runnable(checkpoints.prediction.get(**study).output.prediction)
+    if study["fixture"] == "checkpoint":
+        return runnable(checkpoints.checkpoint_fixture.get().output.spec)
+    return list(CELLS)
+
+
+def runnable(document):
+    """The cells that a fixture, or a prediction, has exchange pairs for."""
+    return cells_of(json.loads(Path(document).read_bytes())["exchange"])
+
+
+def runs_of(study, files, count):
+    """Files of every run of a study: `count` replicates of each of its cells."""
+    numbers = range(1, count + 1)
+    return expand(f"{RUN}/{{file}}", cell=cells(study), history=HISTORIES, n=numbers, file=files, **study)
+
+
 def all_runs(wildcards):
-    """Everything that the scorer reads of the runs of one study: of the cells that its fixture has exchange pairs for."""
-    cells = CELLS
-    if wildcards.fixture == "checkpoint":
-        with open(checkpoints.checkpoint_fixture.get().output.spec) as spec:
-            cells = cells_of(json.load(spec)["exchange"])
-    return expand(
-        f"{RUN}/{{file}}",
-        cell=cells,
-        history=HISTORIES,
-        n=range(1, replicates(wildcards) + 1),
-        file=[RECORD, RECORD_MANIFEST, TENSORS],
-        **wildcards,
-    )
+    """Everything that the scorer reads of the runs of one study."""
+    return runs_of(dict(wildcards), [RECORD, RECORD_MANIFEST, TENSORS], replicates(wildcards))
 
 
-def after(wildcards):
+def runs_on_gpu(_):
+    """The record of every run that config.yaml asks this machine's GPU for."""
+    places = [
+        dict(fixture=fixture, lane="cuda", point=point, plan_source=source)
+        for fixture in STUDIES["fixture"]
+        for point, source in STUDY_ORDER
+    ]
+    return [run for place in places for run in runs_of(place, RECORD, CONFIG.replicates)]
+
+
+def after(wildcards, input):
     """The run that has this one's GPU before it: waited for, and no input, so that one rerun makes no others."""
-    before = predecessor(wildcards.cell, wildcards.history, int(wildcards.n), CONFIG.cuda.gpus)
+    run_here = runnable(input.prediction) if Path(input.prediction).exists() else CELLS
+    before = predecessor(wildcards.cell, wildcards.history, int(wildcards.n), CONFIG.cuda.gpus, run_here)
     if before is None:
         return ""
     cell, history, n = before

@@ -13,3 +13,18 @@ rule environment:
         code=code("environment"),
     shell:
         "routeblock environment --out $(dirname {output.record}) --pins {input.pins} 2> {log}"
+
+
+# For the lane cuda, where config.yaml names .venv-cuda/bin/python.
+rule cuda_environment:
+    input:
+        pins="envs/cuda.txt",
+    output:
+        stamp=MADE_STAMP,
+    log:
+        "results/logs/cuda_environment.log",
+    params:
+        python=MADE_PYTHON,
+    shell:
+        "(python3.12 -m venv $(dirname {output.stamp}) && {params.python} -m pip install --disable-pip-version-check"
+        " --requirement {input.pins} && {params.python} -m pip freeze > {output.stamp}) > {log} 2>&1"

@@ -4,13 +4,7 @@
 rule gpu_evidence:
     input:
         rules.environment.output,
-        expand(
-            f"{RUN}/{RECORD}",
-            cell=CELLS,
-            history=HISTORIES,
-            n=range(1, CONFIG.replicates + 1),
-            **(STUDIES | dict(lane=["cuda"])),
-        ),
+        runs_on_gpu,
         expand(
             rules.census.output.census,
             history=HISTORIES,

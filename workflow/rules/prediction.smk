@@ -1,11 +1,13 @@
 # Frozen before any arithmetic, and an input of every run. The superseded one is a control: no run starts from it.
+# A checkpoint: of captured plans it says which exchanges there can be.
 
 
-rule prediction:
+checkpoint prediction:
     input:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         plans=captured_plans,
+        interpreter=interpreter,
     output:
         prediction=f"{STUDY}/prediction.json",
         manifest=f"{STUDY}/prediction.manifest.json",
@@ -26,6 +28,7 @@ rule superseded_prediction:
     input:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
+        interpreter=interpreter,
     output:
         prediction=f"{STUDY}/superseded.json",
         manifest=f"{STUDY}/superseded.manifest.json",

@@ -48,6 +48,7 @@ rule run_cuda:
         prediction=f"{STUDY}/prediction.json",
         plans=captured_plans,
         probe="results/probe/grid_probe.so",
+        interpreter=interpreter,
     output:
         record=f"{RUN}/{RECORD}",
         tensors=f"{RUN}/{TENSORS}",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -118,10 +118,15 @@ def gpu_of(replicate: int, gpus: int) -> int:
     return (replicate - 1) % gpus
 
 
-def predecessor(cell: str, history: str, replicate: int, gpus: int) -> tuple[str, str, int] | None:
-    """(cell, history, replicate) of the process before this one on the same GPU; None for a GPU's first."""
-    before = [key for key in schedule(replicate) if gpu_of(key[2], gpus) == gpu_of(replicate, gpus)]
-    place = before.index((cell, history, replicate))
+def predecessor(
+    cell: str, history: str, replicate: int, gpus: int, cells: Collection[str] = tuple(CELLS)
+) -> tuple[str, str, int] | None:
+    """(cell, history, replicate) of the process before this one on the same GPU, of the cells that are run; None for a
+    GPU's first.
+    """
+    this, gpu = (cell, history, replicate), gpu_of(replicate, gpus)
+    before = [k for k in schedule(replicate) if k == this or (k[0] in cells and gpu_of(k[2], gpus) == gpu)]
+    place = before.index(this)
     return before[place - 1] if place else None
 
 
