@@ -18,6 +18,7 @@ from routeblock.route_block.cells import CELLS, predecessor
 
 STUDY = "results/route_block/published_geometry/cuda/published/captured"
 SCORE = f"{STUDY}/score.json"
+MAKES = "python3.12 -m venv $(dirname .venv-cuda/stamp)"
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_the_interpreter_is_made_from_its_pins_or_given(checkout: Checkout, pyth
     checkout.edit("config.yaml", "python: null", f"python: {python}")
     freeze(checkout, within=None, across=None)
     report = dry_run(checkout, "gpu_evidence")
-    made = "-m venv .venv-cuda" in report
+    made = MAKES in report
     assert made is makes
     assert ("pip install" in report and "envs/cuda.txt" in report) is makes
     command = next(line for line in report.splitlines() if "routeblock census " in line)
@@ -122,6 +123,6 @@ def test_an_interpreter_that_was_made_is_not_made_again(checkout: Checkout) -> N
     freeze(checkout, within=None, across=None)
     (checkout.root / ".venv-cuda").mkdir()
     (checkout.root / ".venv-cuda" / "stamp").touch()
-    assert "-m venv" not in dry_run(checkout, f"{STUDY}/native/H0/rep1/record.json")
+    assert MAKES not in dry_run(checkout, f"{STUDY}/native/H0/rep1/record.json")
     subprocess.run(["touch", "-d", "+1 hour", "envs/cuda.txt"], cwd=checkout.root, check=True)
-    assert "-m venv .venv-cuda" in dry_run(checkout, f"{STUDY}/native/H0/rep1/record.json")
+    assert MAKES in dry_run(checkout, f"{STUDY}/native/H0/rep1/record.json")
