@@ -7,6 +7,7 @@ What `make study` proves of it (every bit of every surface) is not repeated here
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,15 @@ def test_every_process_took_at_most_ten_seconds_and_two_gigabytes(groups: dict[s
             assert 0 < telemetry["max_rss_kib"] <= LIMIT_KIB
 
 
-def test_no_process_touched_the_gpu_before_its_turn_or_shared_it(groups: dict[str, list[Line]]) -> None:
+def test_each_study_had_one_gpu_and_no_process_touched_it_before_its_turn(groups: dict[str, list[Line]]) -> None:
+    gpus: dict[str, set[str]] = defaultdict(set)
     for name in STUDIES:
         for telemetry in documents(groups[name], TELEMETRY):
             session = telemetry.get("lane", telemetry)
             assert telemetry["turn"]["driver_files_before"] == []
+            gpus[name].add(session["gpu_uuid"])
             assert session["gpu_before"]["other_processes"] == session["gpu_after"]["other_processes"] == []
+    assert gpus.keys() == set(STUDIES) and all(len(found) == 1 for found in gpus.values())
 
 
 def test_every_tensor_of_a_record_is_in_the_store_and_none_besides(groups: dict[str, list[Line]]) -> None:
