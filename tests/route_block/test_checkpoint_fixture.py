@@ -84,6 +84,7 @@ def surfaces(fixture: LayerFixture, cell: str, history: str) -> dict[str, bytes]
         w13_launch=(64, 128, 246),
         w2_launch=(64, 128, 246),
         group_size=fixture.spec["group_size"],
+        expert_map=fixture.expert_rows,
     )
     return {name: x.tobytes() for name, x in found.items()}
 

@@ -415,7 +415,12 @@ def random_plans(
     from routeblock.route_block.random_plans import check
     from routeblock.workflow import code
 
-    sizes = [int(grid) for grid in grids.split(",")]
+    try:
+        sizes = [int(grid) for grid in grids.split(",")]
+    except ValueError as e:
+        raise InputError(
+            f"grids {grids!r}", where="random-plans", limit="integers, commas between", way_out="246,200"
+        ) from e
     with shown("random plans") as progress:
         faults = check(fixture, lane, plans, sizes, seed, out, code=code("random_plans"), progress=progress)
     if faults:

@@ -14,6 +14,9 @@ rule random_plans:
         "results/logs/random_plans/{fixture}/{lane}.log",
     threads: workflow.cores
     params:
+        plans=200,
+        grids="246,200,528",
+        seed=1,
         code=code("random_plans"),
     shell:
-        "routeblock random-plans --fixture $(dirname {input.spec}) --lane {wildcards.lane} --out {output.plans} > {log} 2>&1"
+        "routeblock random-plans --fixture $(dirname {input.spec}) --lane {wildcards.lane} --plans {params.plans} --grids {params.grids} --seed {params.seed} --out {output.plans} > {log} 2>&1"

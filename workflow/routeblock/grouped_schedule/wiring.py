@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from routeblock.config import Config, GroupedLane
+from routeblock.errors import InputError
 
 # In the order of the report. A test holds the list against the tables' own.
 TABLES = (
@@ -28,9 +29,8 @@ def devices(lane: GroupedLane) -> list[str]:
     if lane is GroupedLane.CPU:
         return ["cpu0"]
     if lane is GroupedLane.CUDA:
-        from routeblock.cuda.telemetry import architectures
-
-        return [f"gpu{i}" for i in range(len(architectures()))]
+        # Without a driver the first GPU is asked for all the same: its job says in one line why it cannot run.
+        return [f"gpu{i}" for i in range(len(_architectures()) or 1)]
     return sorted(p.name for p in RECORDED.glob("cuda/gpu*") if p.is_dir())
 
 
@@ -47,9 +47,17 @@ def cubin(lane: str, device: str) -> list[str]:
     """The kernels that a device runs: a cubin for a GPU's architecture, none for a CPU."""
     if lane != GroupedLane.CUDA:
         return []
+    found, index = _architectures(), int(device.removeprefix("gpu"))
+    return [f"results/build/{found[index]}/q6k_schedules.cubin"] if index < len(found) else []
+
+
+def _architectures() -> list[str]:
     from routeblock.cuda.telemetry import architectures
 
-    return [f"results/build/{architectures()[int(device.removeprefix('gpu'))]}/q6k_schedules.cubin"]
+    try:
+        return list(architectures())
+    except InputError:
+        return []
 
 
 def identities(config: Config) -> list[str]:

@@ -50,6 +50,7 @@ class Layer:
                 w13_launch=self.launches["w13"],
                 w2_launch=self.launches["w2"],
                 group_size=f.spec["group_size"],
+                expert_map=f.expert_rows,
             )
         )
 

@@ -13,16 +13,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_file
 from routeblock.evidence.files import atomic_file
-from routeblock.evidence.tensors import load_tensors, open_tensors, save_tensors
-from routeblock.moe.routing import AlignedPlan, check_plan
+from routeblock.evidence.tensors import TensorFile, load_tensors, open_tensors, save_tensors
+from routeblock.moe.routing import AlignedPlan, check_plan, check_topk_ids
 from routeblock.route_block.cells import HISTORIES, Pairs
 
 FORMAT = "routeblock.fixture.v1"
@@ -35,6 +36,26 @@ def pairs_of(exchange: Mapping[str, Any]) -> Pairs:
     """The pairs that an `exchange` entry (of a fixture or a prediction) names."""
     within, across = (exchange[name] for name in ("within", "across"))
     return Pairs(tuple(within) if within else None, tuple(across) if across else None)
+
+
+class Spec(BaseModel):
+    """The fields of fixture.json that a run reads; others are for the reader."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+    layer: Annotated[int, Field(ge=0)]
+    num_experts: Annotated[int, Field(ge=1)]
+    experts: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[int, Field(ge=1)]
+    top_k: Annotated[int, Field(ge=1)]
+    block_size: int
+    group_size: int
+    dtype: Literal["float16", "bfloat16"]
+    hidden: Annotated[int, Field(ge=1)]
+    intermediate: Annotated[int, Field(ge=1)]
+    exchange: dict[str, Any]
+    digests: dict[str, str]
 
 
 def tensor_name(layer: int, expert: int, projection: str, part: str) -> str:
@@ -100,9 +121,40 @@ class LayerFixture:
                     names = {
                         part: tensor_name(layer, expert, projection, part) for part in ("qweight", "qzeros", "scales")
                     }
-                    zeros = tensors.read(names["qzeros"]) if names["qzeros"] in tensors.names else None
-                    found.append(PackedExpert(tensors.read(names["qweight"]), zeros, tensors.read(names["scales"])))
+                    read = {part: tensors.read(n) for part, n in names.items() if self._has(part, n, tensors)}
+                    self._check_shapes(gemm, names, read)
+                    found.append(PackedExpert(read["qweight"], read.get("qzeros"), read["scales"]))
                 yield found
+
+    def _has(self, part: str, name: str, tensors: TensorFile) -> bool:
+        """Whether to read a tensor: zero points are absent for all experts or for none."""
+        symmetric = not any(n.endswith(".qzeros") for n in tensors.names)
+        return not (part == "qzeros" and symmetric and name not in tensors.names)
+
+    def _check_shapes(self, gemm: str, names: Mapping[str, str], read: Mapping[str, NDArray[Any]]) -> None:
+        n, k = self.shape(gemm)
+        n //= len(PROJECTIONS[gemm])
+        groups = 1 if self.spec["group_size"] == -1 else k // self.spec["group_size"]
+        wanted = {
+            "qweight": ("int32", (k, n // 8)),
+            "qzeros": ("int32", (groups, n // 8)),
+            "scales": (self.spec["dtype"], (groups, n)),
+        }
+        for part, x in read.items():
+            if (x.dtype.name, x.shape) != wanted[part]:
+                raise InputError(
+                    f"{names[part]} is {x.dtype.name} {x.shape}",
+                    where=str(self.folder / LAYER),
+                    limit=f"{wanted[part][0]} {wanted[part][1]} for this layer",
+                    way_out="make the fixture again (routeblock fixture)",
+                )
+            if part == "scales" and not np.isfinite(x.astype(np.float32)).all():
+                raise InputError(
+                    f"{names[part]} holds an infinity or NaN",
+                    where=str(self.folder / LAYER),
+                    limit="finite scales",
+                    way_out="repair the checkpoint",
+                )
 
 
 def plan_tensors(plans: Mapping[str, AlignedPlan]) -> dict[str, NDArray[np.int32]]:
@@ -118,6 +170,8 @@ def plans_from(tensors: Mapping[str, NDArray[Any]], block_size: int, routes: int
     """Inverse of `plan_tensors`."""
     plans = {}
     for name in sorted({key.split(".")[0] for key in tensors}):
+        if any(x.dtype != np.int32 or x.ndim != 1 for x in tensors.values()):
+            raise ValueError("plans are int32, one axis")
         ids, experts = tensors[f"{name}.sorted_token_ids"], tensors[f"{name}.expert_ids"]
         plans[name] = AlignedPlan(ids.astype(np.int32), experts.astype(np.int32), int(ids.size), block_size, routes)
     return plans
@@ -177,6 +231,12 @@ def load_fixture(folder: Path, *, verify: bool = True) -> LayerFixture:
         raise refuse(f"not a readable fixture: {e}", SPEC, "canonical JSON of a fixture is needed") from e
     if not isinstance(spec, dict) or spec.get("format") != FORMAT or canonical_json(spec) != data:
         raise refuse("not a fixture of this version", SPEC, f"format {FORMAT} in canonical JSON")
+    try:
+        Spec.model_validate(spec)
+    except ValidationError as e:
+        detail = e.errors(include_url=False)[0]
+        at = ".".join(map(str, detail["loc"]))
+        raise refuse(f"{at}: {detail['msg'].lower()}", SPEC, "every field of a fixture, well typed") from e
     for name in TENSOR_FILES:
         path = folder / name
         if not path.is_file():
@@ -184,13 +244,27 @@ def load_fixture(folder: Path, *, verify: bool = True) -> LayerFixture:
         if verify and sha256_file(path) != spec["digests"][name]:
             raise refuse("its bytes are not those the fixture was made with", name, f"SHA-256 {spec['digests'][name]}")
     inputs = load_tensors(folder / INPUTS)
+    if inputs.keys() != {"hidden", "topk_ids", "topk_weights"}:
+        raise refuse(f"it holds {', '.join(sorted(inputs))}", INPUTS, "hidden, topk_ids and topk_weights")
     hidden, ids, weights = inputs["hidden"], inputs["topk_ids"], inputs["topk_weights"]
     for name, x in (("hidden", hidden), ("topk_weights", weights)):
         if not np.isfinite(x.astype(np.float32)).all():
             raise refuse(f"{name} holds an infinity or NaN", INPUTS, "finite inputs")
     if ids.shape != weights.shape or ids.shape[0] != hidden.shape[0] or hidden.shape[1] != spec["hidden"]:
         raise refuse(f"hidden {hidden.shape}, ids {ids.shape}, weights {weights.shape}", INPUTS, "one row a token")
-    plans = plans_from(load_tensors(folder / PLANS), spec["block_size"], ids.size)
+    found = (hidden.dtype.name, ids.dtype.name, weights.dtype.name)
+    if found != (spec["dtype"], "int32", "float32"):
+        raise refuse(f"dtypes {', '.join(found)}", INPUTS, f"{spec['dtype']}, int32 and float32")
+    check_topk_ids(ids, spec["num_experts"], outside_allowed=False)
+    if missing := sorted(set(ids.reshape(-1).tolist()) - set(spec["experts"])):
+        raise refuse(f"expert {missing[0]} is routed to and not listed", SPEC, "`experts` names every expert in use")
+    stored = load_tensors(folder / PLANS)
+    if stored.keys() != {f"{h}.{part}" for h in HISTORIES for part in ("sorted_token_ids", "expert_ids")}:
+        raise refuse(f"it holds {', '.join(sorted(stored))}", PLANS, f"the plans of {' and '.join(HISTORIES)}")
+    try:
+        plans = plans_from(stored, spec["block_size"], ids.size)
+    except ValueError as e:
+        raise refuse(str(e), PLANS, "sorted_token_ids and expert_ids of each history") from e
     for history in HISTORIES:
         check_plan(plans[history], ids, spec["num_experts"], where=f"{folder / PLANS}, {history}")
     return LayerFixture(folder, spec, sha256_bytes(data), hidden, ids, weights, plans)

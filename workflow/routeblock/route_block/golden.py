@@ -119,6 +119,7 @@ def layer(folder: Path) -> Iterator[Comparison]:
             surfaces = moe_layer(
                 inputs.layer_hidden(), ids, weights, w13, w2, plan,
                 architecture="hopper", w13_launch=launch, w2_launch=launch, group_size=inputs.GROUP,
+                expert_map=rows,
             )  # fmt: skip
             for surface, theirs in SURFACES.items():
                 differs = sha256_array(surfaces[surface]) != digests[f"{point}.{order}.{theirs}"]

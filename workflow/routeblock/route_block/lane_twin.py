@@ -74,6 +74,7 @@ def compute(
         w13_launch=launches["w13"],
         w2_launch=launches["w2"],
         group_size=fixture.spec["group_size"],
+        expert_map=fixture.expert_rows,
     )
 
 

@@ -96,7 +96,7 @@ def check(
         return moe_layer(
             fixture.hidden, fixture.topk_ids, fixture.topk_weights, w13, w2, fixture.compact(plan),
             architecture=lane_facts(lane).architecture, w13_launch=launch, w2_launch=launch,
-            group_size=fixture.spec["group_size"],
+            group_size=fixture.spec["group_size"], expert_map=fixture.expert_rows,
         )  # fmt: skip
 
     comparisons = []

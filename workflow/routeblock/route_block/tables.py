@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -75,10 +76,15 @@ def trajectories(scores: Sequence[Document], _: Document) -> list[Row]:
             row = _where(score) | {name: arm[name] for name in ("cell", "history", "reproducible")}
             row |= {f"{gemm}_grid": launch[2] for gemm, launch in arm["launches"].items()}
             row |= {"replicates": score["replicates"], "outcomes": len(arm["outcomes"]), "plan": arm["fingerprint"]}
-            for surface, digest in arm["surfaces"].items():
-                seen = letters[surface]
-                row[surface] = seen.setdefault(digest, _letter(len(seen)))
-                row[f"{surface}_sha256"] = digest
+            for surface in arm["surfaces"]:
+                counts: Counter[str] = Counter()
+                for outcome in arm["outcomes"]:
+                    digest = outcome["surfaces"][surface]
+                    letters[surface].setdefault(digest, _letter(len(letters[surface])))
+                    counts[digest] += len(outcome["replicates"])
+                several = [f"{letters[surface][digest]} x{n}" for digest, n in counts.most_common()]
+                row[surface] = " + ".join(several) if len(counts) > 1 else letters[surface][next(iter(counts))]
+                row[f"{surface}_sha256"] = " ".join(digest for digest, _ in counts.most_common())
             rows.append(row)
     return rows
 
@@ -117,7 +123,9 @@ def _differences(score: Document, published: Document) -> Iterator[Row]:
     for told in published["digests"]:
         if arm := arms.get((told["cell"], told["history"])):
             row = {"quantity": "SHA-256", "surface": told["surface"], "arms": f"{told['cell']}/{told['history']}"}
-            yield row | _both(told["begins"], arm["surfaces"][told["surface"]], Comparison.NOT_COMPARABLE)
+            digests = {outcome["surfaces"][told["surface"]] for outcome in arm["outcomes"]}
+            measured = next(iter(digests)) if len(digests) == 1 else f"{len(digests)} digests, see trajectories"
+            yield row | _both(told["begins"], measured, Comparison.NOT_COMPARABLE)
     yield {"quantity": "fixture SHA-256"} | _both(
         published["identities"]["fixture"], score["fixture"]["sha256"], Comparison.FORM
     )
@@ -246,8 +254,9 @@ TABLES = {
             *(Column(f"{surface}_sha256", format=".12") for surface in SURFACES),
         ),
         "Trajectories: bits of every surface by cell and history",
-        "Equal bits share a letter within a surface of one lane, point and plan source. Outcomes: distinct results of "
-        f"the replicates. Digests and plan fingerprints are cut here, whole in the parquet and csv. {_WHERE_NOTE} "
+        "Equal bits share a letter within a surface of one lane, point and plan source. Where replicates differ, each "
+        "letter has its number of replicates: not reproducible on this machine. Outcomes: distinct results of the "
+        f"replicates. Digests and plan fingerprints are cut here, whole in the parquet and csv. {_WHERE_NOTE} "
         "On a twin `native` replays the stored plan: a CPU has no atomics race to observe.",
     ),
     "relations": Table(
@@ -357,9 +366,10 @@ TABLES |= {
             Column("commonest_plan", format=".12"),
         ),
         "Census: plans and final outputs, native alignment and canonical order",
-        "Every call aligns anew (native: by vLLM's own operator) and runs the layer. Plans are counted by their "
-        "fingerprint, in which the order inside a block does not count. Shares: of the calls, with the commonest plan "
-        "and with the canonical one. Histories are separate processes; `both` counts over both.",
+        "Every native call aligns anew, by vLLM's own operator, and runs the layer; canonical order is aligned once a "
+        "process, on the host, so its one plan is by construction and its outputs are what was observed. Plans are "
+        "counted by their fingerprint, in which the order inside a block does not count. Shares: of the calls, with "
+        "the commonest plan and with the canonical one. Histories are separate processes; `both` counts over both.",
     ),
     "probe_control": Table(
         "routeblock.probe_control.v1",

@@ -18,7 +18,7 @@ from numba import prange
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
-from routeblock.moe.partition import Partition, partition, thread_sizes
+from routeblock.moe.partition import BLOCK_SIZES, Partition, partition, thread_sizes
 from routeblock.moe.routing import AlignedPlan
 from routeblock.twin.jit import (
     address,
@@ -46,6 +46,7 @@ from routeblock.twin.tensor_core import (
     products8,
 )
 
+NIBBLE = 15  # the largest stored weight or zero point
 UNSIGNED_ZERO_POINT = 8  # of uint4b8: the stored nibble minus 8
 CHUNK = 4_000_000_000  # multiply-accumulates between two calls of `progress`
 EXPANSION_COST = 1.3  # of a tile's weights, in rows
@@ -248,6 +249,10 @@ def _check_weights(
     if q.dtype != np.uint8 or q.ndim != 3:
         raise _refuse(f"q {q.dtype} {q.shape}", "uint8 [experts, K, N]", "unpack the weights with routeblock.moe.awq")
     experts, k, n = q.shape
+    if group_size != -1 and (group_size < 16 or group_size % 16 or k % group_size):
+        raise _refuse(f"group size {group_size}", f"-1, or a multiple of 16 that divides K={k}", "check the checkpoint")
+    if q.size and q.max() > NIBBLE:
+        raise _refuse(f"a weight of {q.max()}", f"0 to {NIBBLE}", "unpack the weights with routeblock.moe.awq")
     groups = 1 if group_size == -1 else k // group_size
     if scales.dtype != operand.dtype or scales.shape != (experts, groups, n):
         raise _refuse(
@@ -259,7 +264,10 @@ def _check_weights(
         raise _refuse(
             f"zeros {zeros.dtype} {zeros.shape}", f"uint8 {scales.shape} or None", "unpack them with routeblock.moe.awq"
         )
-    wide = scales.astype(np.float32)
+    if zeros is not None and zeros.size and zeros.max() > NIBBLE:
+        raise _refuse(f"a zero point of {zeros.max()}", f"0 to {NIBBLE}", "unpack them with routeblock.moe.awq")
+    # The kernel reads by address: rows of columns, whatever order the arrays came in.
+    wide = np.ascontiguousarray(scales, np.float32)
     if not np.isfinite(wide).all():
         expert, group, column = (int(i) for i in np.argwhere(~np.isfinite(wide))[0])
         raise _refuse(
@@ -267,10 +275,40 @@ def _check_weights(
             "finite scales",
             "repair the checkpoint",
         )
-    zero = np.full(scales.shape, UNSIGNED_ZERO_POINT, np.float32) if zeros is None else zeros.astype(np.float32)
+    if zeros is None:
+        zero = np.full(scales.shape, UNSIGNED_ZERO_POINT, np.float32)
+    else:
+        zero = np.ascontiguousarray(zeros, np.float32)
+    if group_size != -1 and wide.size:
+        largest = (np.maximum(zero, NIBBLE - zero) * np.abs(wide)).astype(np.float64).max()
+        if largest > operand.largest:
+            raise _refuse(
+                f"a scale with which a weight can reach {largest:.4g}",
+                f"weights up to {operand.largest:.5g}, the largest {operand.name}",
+                "repair the checkpoint: what the kernel makes of infinite weights is not recorded",
+            )
     if group_size == -1:
         return Weights(q, zero, np.ones_like(wide), scales[:, 0, :])
     return Weights(q, zero, wide, None)
+
+
+def _check_structure(plan: AlignedPlan) -> None:
+    """What the kernel takes on trust: lengths, ranges, each route once, sentinels last in their block."""
+    b, padded = plan.block_size, plan.num_tokens_post_padded
+    if b not in BLOCK_SIZES or padded < 0 or padded % b:
+        raise _refuse(f"a plan of {padded} rows in blocks of {b}", f"whole blocks of {BLOCK_SIZES}", "use align")
+    if plan.sorted_token_ids.size < padded or plan.expert_ids.size < padded // b:
+        raise _refuse(
+            f"a plan of {padded} rows with {plan.sorted_token_ids.size} ids and {plan.expert_ids.size} experts",
+            f"{padded} ids and {padded // b} experts",
+            "use align",
+        )
+    real = plan.rows < plan.num_routes
+    used = plan.rows[real]
+    if (plan.rows < 0).any() or (plan.rows > plan.num_routes).any() or np.unique(used).size != used.size:
+        raise _refuse("a plan that repeats a route or names none", f"0 to {plan.num_routes}, each once", "use align")
+    if (real[:, 1:] & ~real[:, :-1]).any():
+        raise _refuse("a plan with a sentinel before a route", "sentinels last in a block", "use align")
 
 
 def _exponent_range(*arrays: NDArray[np.float32]) -> tuple[int, int]:
@@ -321,6 +359,7 @@ def moe_gemm(
             f"kernels exist for {thread_sizes(plan.block_size)}",
             "choose one of them",
         )
+    _check_structure(plan)
     weights = _check_weights(operand, q, zeros, scales, group_size)
     experts, k, n = q.shape
     if a.ndim != 2 or a.shape[1] != k or a.shape[0] * top_k != plan.num_routes:
@@ -367,13 +406,18 @@ def moe_gemm(
         )  # fmt: skip
         if progress:
             progress((piece + 1) / pieces)
-    result = out.astype(operand.dtype)
+    if not np.isfinite(out).all():
+        raise _refuse("a sum beyond float32", "finite sums: others are not recorded", "check inputs and scales")
+    with np.errstate(over="ignore"):  # the kernel's conversion gives infinity too
+        result = out.astype(operand.dtype)
     used = plan.sorted_token_ids[: plan.num_tokens_post_padded]
     owner = np.repeat(ids, plan.block_size)
     written = (used < plan.num_routes) & (owner >= 0)
     routes, owner = used[written], owner[written]
     if weights.column_scales is not None:
-        result[routes] = result[routes] * weights.column_scales[owner]
+        with np.errstate(over="ignore", invalid="ignore"):
+            result[routes] = result[routes] * weights.column_scales[owner]
     if topk_weights is not None:
-        result[routes] = result[routes] * topk_weights.reshape(-1)[routes, None].astype(operand.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            result[routes] = result[routes] * topk_weights.reshape(-1)[routes, None].astype(operand.dtype)
     return result

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from routeblock.errors import InputError
 from routeblock.moe.launches import Launch
-from routeblock.moe.routing import AlignedPlan
+from routeblock.moe.routing import AlignedPlan, check_plan
 from routeblock.twin.gemm import moe_gemm
 from routeblock.twin.tensor_core import operand_type_of
 
@@ -104,12 +104,15 @@ def moe_layer(
     w13_launch: Launch | tuple[int, int, int],
     w2_launch: Launch | tuple[int, int, int],
     group_size: int = 128,
+    expert_map: NDArray[np.int32] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """One layer's four surfaces, with the bits of the GPU path.
 
     hidden [M, H] float16 or bfloat16; topk_ids [M, k]; topk_weights float32 [M, k]; w13 and w2 as `GemmWeights` (W13
     gate rows first, N = 2 * I); plan from `align`; launches (thread_k, thread_n, grid).
+    expert_map: int32 [global experts] -> row of the weights or -1, when the plan's experts are such rows; default: ids
+    are rows.
     Returns w13 [M*k, 2I], activation [M*k, I], w2 [M*k, H] (top-k weights multiplied in), final [M, H].
     Raises InputError as `moe_gemm` does, and when plan, ids and weights do not belong together.
     """
@@ -120,6 +123,7 @@ def moe_layer(
             limit="one shape [tokens, top_k], one route per entry",
             way_out="use the plan and weights of this routing",
         )
+    check_plan(plan, topk_ids, len(w13[0]) if expert_map is None else len(expert_map), expert_map, where="moe_layer")
     tokens, top_k = topk_ids.shape
     steps = (lambda part: lambda done: progress((part + done) / 2)) if progress else (lambda part: None)
     surfaces: dict[str, NDArray[Any]] = {}

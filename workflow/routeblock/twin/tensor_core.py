@@ -61,10 +61,11 @@ class OperandType:
     name: str
     dropped_bits: int  # float32 fraction bits that the format does not have
     min_exponent: int  # of normal numbers; subnormals keep it, with a significand below 1
+    largest: float
 
 
-FLOAT16 = OperandType(np.dtype(np.float16), "float16", 13, -14)
-BFLOAT16 = OperandType(np.dtype(ml_dtypes.bfloat16), "bfloat16", 16, -126)
+FLOAT16 = OperandType(np.dtype(np.float16), "float16", 13, -14, 65504.0)
+BFLOAT16 = OperandType(np.dtype(ml_dtypes.bfloat16), "bfloat16", 16, -126, 255 * 2.0**120)
 OPERAND_TYPES = {t.dtype: t for t in (FLOAT16, BFLOAT16)}
 
 ZERO_EXPONENT = -15000  # of a zero operand in int16: a sum of two stays below every real exponent, without overflow
