@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from routeblock.cuda import device
 from routeblock.cuda.device import Device
-from routeblock.route_block import operating_point
 from routeblock.route_block.operating_point import LaneFacts, lane_facts
 
 
@@ -24,7 +24,7 @@ from routeblock.route_block.operating_point import LaneFacts, lane_facts
 def test_the_cuda_lane_stands_for_the_gpu_of_this_process(
     name: str, capability: tuple[int, int], facts: LaneFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operating_point, "open_device", lambda memory: Device(name, "", capability, 132, 0))
+    monkeypatch.setattr(device, "open_device", lambda memory: Device(name, "", capability, 132, 0))
     assert lane_facts("cuda") == facts
 
 

@@ -37,6 +37,13 @@ class Outcome:
     telemetry: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Turn(Protocol):
+    """When a process may use its device."""
+
+    def take(self) -> dict[str, Any]:
+        """Wait for it; returns telemetry. Raises InputError when the wait outlasts its limit."""
+
+
 class Lane(Protocol):
     """A place to run on."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
-from routeblock.cuda.device import open_device
 from routeblock.errors import InputError
 from routeblock.moe.launches import GPUS, Launch, Status, selected_launch
 from routeblock.moe.partition import Partition, partition
@@ -36,7 +36,8 @@ LANES = {
 def lane_facts(lane: str) -> LaneFacts:
     """What a lane stands for; for `cuda` the GPU of this process. InputError for other names, and without a GPU."""
     if lane == CUDA:
-        device = open_device(0)
+        # By name: what a GPU is has no part in the results of the lanes on a CPU, nor its code in their digests.
+        device = import_module("routeblock.cuda.device").open_device(0)
         # "NVIDIA H200" is the table's H200; "NVIDIA H200 NVL" is another GPU.
         known = [gpu.name for gpu in GPUS.values() if device.name.endswith(gpu.name)]
         return LaneFacts(known[0] if known else device.name, device.architecture or "no twin", "observed")

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from routeblock.cuda.turn import Turn
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_array
 from routeblock.evidence.files import atomic_folder
@@ -54,7 +53,7 @@ from routeblock.route_block.fixture import (
     load_fixture,
     pairs_of,
 )
-from routeblock.route_block.lane import Lane, Outcome, Request
+from routeblock.route_block.lane import Lane, Outcome, Request, Turn
 from routeblock.route_block.operating_point import GEMMS
 from routeblock.route_block.predict import confirm_full_k, load_prediction
 

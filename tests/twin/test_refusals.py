@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the GEMM and the layer refuse, each in one line, and layouts that they must not mind."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from routeblock.errors import InputError
+from routeblock.moe.routing import AlignedPlan, align, exchange
+from routeblock.twin.gemm import moe_gemm
+from routeblock.twin.layer import moe_layer
+
+RNG = np.random.default_rng(1)
+IDS = np.array([[0, 1], [1, 0], [0, 1]], np.int32)
+PLAN = align(IDS, 2, 8)
+GOOD: dict[str, Any] = {
+    "a": RNG.standard_normal((3, 128)).astype(np.float16),
+    "q": RNG.integers(0, 16, (2, 128, 128), dtype=np.uint8),
+    "zeros": RNG.integers(0, 16, (2, 4, 128), dtype=np.uint8),
+    "scales": (RNG.random((2, 4, 128)) * 0.01).astype(np.float16),
+    "plan": PLAN,
+    "top_k": 2,
+    "architecture": "hopper",
+    "thread_k": 64,
+    "thread_n": 128,
+    "grid": 4,
+    "group_size": 32,
+}
+
+
+def edited(**changes: Any) -> AlignedPlan:
+    return dataclasses.replace(PLAN, **changes)
+
+
+def with_entry(place: int, value: int) -> AlignedPlan:
+    ids = PLAN.sorted_token_ids.copy()
+    ids[place] = value
+    return edited(sorted_token_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"a": GOOD["a"].astype(np.float32)}, "dtype float32"),
+        ({"a": GOOD["a"][:2]}, "input"),
+        ({"a": np.where(np.arange(128) == 5, np.nan, GOOD["a"]).astype(np.float16)}, "nan at"),
+        ({"a": np.where(np.arange(128) == 5, np.inf, GOOD["a"]).astype(np.float16)}, "inf at"),
+        ({"q": GOOD["q"].astype(np.int32)}, "q int32"),
+        ({"q": GOOD["q"] + np.uint8(16)}, "a weight of"),
+        ({"zeros": GOOD["zeros"] + np.uint8(16)}, "a zero point of"),
+        ({"zeros": GOOD["zeros"][:, :2]}, "zeros uint8"),
+        ({"scales": GOOD["scales"].astype(np.float32)}, "scales float32"),
+        ({"scales": np.full_like(GOOD["scales"], np.nan)}, "scale nan"),
+        ({"scales": np.full_like(GOOD["scales"], 10000)}, "a weight can reach"),
+        ({"group_size": 0}, "group size 0"),
+        ({"group_size": 48}, "group size 48"),
+        ({"thread_k": 32}, "thread sizes"),
+        ({"grid": 0}, "grid of 0"),
+        ({"architecture": "volta"}, "volta"),
+        ({"plan": with_entry(0, -1)}, "names none"),
+        ({"plan": with_entry(0, 7)}, "names none"),
+        ({"plan": with_entry(0, 2)}, "repeats a route"),
+        ({"plan": with_entry(0, 6)}, "sentinel before a route"),
+        ({"plan": edited(expert_ids=np.array([0], np.int32))}, "1 experts"),
+        ({"plan": edited(expert_ids=np.array([0, 2], np.int32))}, "expert ids"),
+        ({"plan": edited(block_size=7)}, "blocks of 7"),
+        ({"plan": edited(num_tokens_post_padded=12)}, "12 rows"),
+        ({"topk_weights": np.ones((3, 2))}, "topk_weights float64"),
+        ({"topk_weights": np.full((3, 2), np.inf, np.float32)}, "not finite"),
+    ],
+)
+def test_what_is_not_whole_is_refused(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match) as caught:
+        moe_gemm(**(GOOD | changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_bfloat16_sums_beyond_float32_are_refused() -> None:
+    big = {
+        "a": np.full((3, 128), 1e30, ml_dtypes.bfloat16),
+        "zeros": None,
+        "q": np.full((2, 128, 128), 15, np.uint8),
+        "scales": np.full((2, 4, 128), 1e20, ml_dtypes.bfloat16),
+    }
+    with pytest.raises(InputError, match="beyond float32"):
+        moe_gemm(**(GOOD | big))
+
+
+def test_the_order_of_arrays_in_memory_changes_no_bit() -> None:
+    want = moe_gemm(**GOOD).view(np.uint16)
+    for name in ("a", "q", "zeros", "scales"):
+        turned = moe_gemm(**(GOOD | {name: np.asfortranarray(GOOD[name])}))
+        wide = np.repeat(GOOD[name], 2, axis=-1)[..., ::2]
+        assert np.array_equal(turned.view(np.uint16), want), name
+        assert np.array_equal(moe_gemm(**(GOOD | {name: wide})).view(np.uint16), want), name
+
+
+def test_no_tokens_give_no_rows() -> None:
+    empty = align(np.zeros((0, 2), np.int32), 2, 8)
+    assert moe_gemm(**(GOOD | {"a": GOOD["a"][:0], "plan": empty})).shape == (0, 128)
+
+
+def test_a_layer_refuses_a_plan_of_another_routing() -> None:
+    w13 = (GOOD["q"], GOOD["zeros"], GOOD["scales"])
+    w2 = (GOOD["q"][:, :64], GOOD["zeros"][:, :2], np.ascontiguousarray(GOOD["scales"][:, :2]))
+    launch = (64, 128, 4)
+
+    def run(plan: AlignedPlan, ids: np.ndarray) -> Any:
+        weights = np.ones(ids.shape, np.float32)
+        return moe_layer(
+            GOOD["a"], ids, weights, w13, w2, plan, architecture="hopper", w13_launch=launch, w2_launch=launch,
+            group_size=32,
+        )  # fmt: skip
+
+    assert run(exchange(PLAN, 0, 3), IDS)["final"].shape == (3, 128)
+    with pytest.raises(InputError, match="moe_layer"):
+        run(PLAN, 1 - IDS)
