@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small study without arithmetic: surfaces whose bits are a function of each route's schedule signature alone.
+"""A small study without GEMMs: W13 and W2 whose bits are a function of each route's schedule signature alone.
 
 That is what the study claims of the real layer, so the relations and the prediction hold of it, at a thousandth of the
-cost. The runs are written by the real runner.
+cost. Activation and sum are the twin's, as the scorer works them out again. The runs are written by the real runner.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align, exchange
 from routeblock.route_block import operating_point, predict
+from routeblock.route_block.audit import STATUS
 from routeblock.route_block.cells import schedule
 from routeblock.route_block.fixture import LayerFixture, load_fixture, write_fixture
 from routeblock.route_block.given import read_given
@@ -32,6 +33,7 @@ from routeblock.route_block.mutate import _seal_anew
 from routeblock.route_block.operating_point import GEMMS, LaneFacts, cut
 from routeblock.route_block.run import run
 from routeblock.route_block.score import Score, judge
+from routeblock.twin.layer import combine, silu_and_mul
 
 CODE = "c" * 64
 TOKENS, TOP_K, BLOCK, HIDDEN, INTERMEDIATE = 18, 2, 8, 128, 64
@@ -99,14 +101,22 @@ def make_fixture(folder: Path, *, pairs: bool = True, one_plan: bool = False, on
 
 
 def _rows(surface: str, keys: list[Any], width: int) -> NDArray[np.float16]:
-    drawn = [np.random.default_rng(crc32(repr((surface, key)).encode())).integers(-999, 999, width) for key in keys]
+    drawn = [np.random.default_rng(crc32(repr((surface, key)).encode())).integers(-99, 99, width) for key in keys]
     return np.array(drawn, np.float16)
 
 
-class SignatureLane:
-    """A lane that computes nothing: equal signatures give equal bits."""
+def following(w13: NDArray[Any], w2: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """The four surfaces, activation and sum as they follow from w13 and w2."""
+    final = combine(w2.reshape(TOKENS, TOP_K, -1))
+    return {"w13": w13, "activation": silu_and_mul(w13), "w2": w2, "final": final}
 
-    def __init__(self, status: str = "computed", native: Callable[[Request, AlignedPlan], AlignedPlan] | None = None):
+
+class SignatureLane:
+    """A lane without GEMMs: equal signatures give equal bits."""
+
+    def __init__(
+        self, status: str = STATUS["twin-hopper"], native: Callable[[Request, AlignedPlan], AlignedPlan] | None = None
+    ):
         self.status, self.native = status, native
 
     def prepare(self, fixture: LayerFixture) -> None:
@@ -124,14 +134,8 @@ class SignatureLane:
             found[gemm] = predict.signatures(plan, partition, launch.thread_k)
         w13 = list(enumerate(found["w13"]))
         w2 = [(key, found["w2"][key[0]]) for key in w13]
-        final = [w2[t * TOP_K : (t + 1) * TOP_K] for t in range(TOKENS)]
         return Outcome(
-            surfaces={
-                "w13": _rows("w13", w13, 2 * INTERMEDIATE),
-                "activation": _rows("activation", w13, INTERMEDIATE),
-                "w2": _rows("w2", w2, HIDDEN),
-                "final": _rows("final", final, HIDDEN),
-            },
+            surfaces=following(_rows("w13", w13, 2 * INTERMEDIATE), _rows("w2", w2, HIDDEN)),
             plan=plan,
             grids={g: request.launches[g].grid for g in GEMMS},
             prelude=self.status == "observed" and request.history == "H1",

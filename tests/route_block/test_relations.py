@@ -9,9 +9,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from synthetic import SignatureLane, make_study
+import pytest
+from synthetic import SignatureLane, following, make_study
 
 from routeblock.moe.routing import AlignedPlan, exchange
+from routeblock.route_block import score
 from routeblock.route_block.fixture import LayerFixture
 from routeblock.route_block.lane import Outcome, Request
 from routeblock.route_block.relations import compare
@@ -96,18 +98,24 @@ def test_a_difference_that_the_prediction_excludes_is_not_claimed(tmp_path: Path
     assert [n for n, s in _statuses(verdict.document).items() if s == "not informative"] == [1, 3, 4, 5, 6]
 
 
-class _RoundingLane(SignatureLane):
-    """A lane on which `final` hides every difference, as rounding may on some weights."""
+class _ZeroLane(SignatureLane):
+    """A lane on which W2 hides every difference, as weights of zero would."""
 
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         found = super().run(fixture, request)
-        return replace(found, surfaces={**found.surfaces, "final": np.zeros_like(found.surfaces["final"])})
+        zero = np.zeros_like(found.surfaces["w2"])
+        return replace(found, surfaces=following(found.surfaces["w13"], zero))
 
 
-def test_a_difference_that_does_not_show_is_a_result_and_no_fault(tmp_path: Path) -> None:
-    verdict = make_study(tmp_path / "study", lane=_RoundingLane()).judge()
+def test_a_difference_that_does_not_show_is_a_result_and_a_fault_of_the_published_geometry_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study(tmp_path / "study", lane=_ZeroLane())
+    verdict = study.judge()
     assert [n for n, s in _statuses(verdict.document).items() if s == "fails"] == [1, 7]
     assert verdict.findings == []
+    monkeypatch.setattr(score, "OWN_GEOMETRY", "small")
+    assert study.reasons() == [(f"relation {n}", "relation_failed") for n in (1, 7)]
 
 
 def test_comparison_is_of_bits() -> None:

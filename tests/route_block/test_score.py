@@ -8,16 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
-from synthetic import Study
+from synthetic import SignatureLane, Study, following, make_study
 
 from routeblock.cli import main
-from routeblock.evidence.digest import canonical_json, import_closure, sha256_array
+from routeblock.evidence.digest import canonical_json, import_closure, sha256_array, sha256_bytes
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS
 from routeblock.evidence.tensors import load_tensors
+from routeblock.route_block.arithmetic import faults_of
+from routeblock.route_block.audit import STATUS
 from routeblock.route_block.membership import StoredPlan
+from routeblock.route_block.operating_point import LANES
 from routeblock.route_block.reasons import Reason
+from routeblock.twin.layer import combine, silu_and_mul
 
 RUN = "cross/H0/rep2"
 OTHER = "0" * 64
@@ -58,7 +63,8 @@ RECORD_EDITS = [
     (_set("grid", "w2", "launched", to=8), Reason.GRID_NOT_CONSUMED),
     (_set("identity", "binary", to=OTHER), Reason.IDENTITY_DIFFERS),
     (_set("identity", "environment", to={"numpy": "1"}), Reason.IDENTITY_DIFFERS),
-    (_set("status", to="modelled"), Reason.IDENTITY_DIFFERS),
+    (_set("status", to="modelled"), Reason.WRONG_STATUS),
+    (_set("status", to="computed by something else"), Reason.WRONG_STATUS),
     (_set("status", to="observed"), Reason.WRONG_STATUS),
 ]
 
@@ -250,10 +256,30 @@ def _must_coincide(document: dict[str, Any]) -> None:
     pair["rows"]["final"], pair["must_coincide"] = [], ["final"]
 
 
-@pytest.mark.parametrize("change", [_too_narrow, _must_coincide])
-def test_a_prediction_that_misses_a_changed_row_is_wrong(study: Study, change: Callable[[Any], object]) -> None:
+def _everything_can_differ(document: dict[str, Any]) -> None:
+    for pair in document["pairs"]:
+        pair["rows"] = {s: list(range(18 if s == "final" else 36)) for s in pair["rows"]}
+        pair["must_coincide"] = []
+
+
+def _one_row_more(document: dict[str, Any]) -> None:
+    pair = _pair(document, ["native", "H0"], ["replay", "H0"])
+    pair["rows"]["final"], pair["must_coincide"] = [17], ["w13", "activation", "w2"]
+
+
+def _other_routes(document: dict[str, Any]) -> None:
+    _pair(document, ["native", "H0"], ["native", "H1"])["changed_signature"]["w13"] = []
+
+
+@pytest.mark.parametrize(
+    ("change", "pairs"),
+    [(_too_narrow, 1), (_must_coincide, 1), (_everything_can_differ, 91), (_one_row_more, 1), (_other_routes, 1)],
+)
+def test_predicted_rows_that_the_cuda_blocks_do_not_give_are_refused(
+    study: Study, change: Callable[[Any], object], pairs: int
+) -> None:
     study.edit_prediction(change)
-    assert study.reasons() == [("native/H0 and native/H1", Reason.PREDICTION_WRONG)]
+    assert study.reasons() == [("prediction.json", Reason.PREDICTION_ROWS)] * pairs
 
 
 def _swapped_arms(document: dict[str, Any]) -> None:
@@ -317,22 +343,95 @@ def test_a_full_k_grid_that_splits_tiles_is_refused(study: Study) -> None:
     assert study.reasons() == [("prediction.json", Reason.FULL_K_SPLIT)]
 
 
-def test_a_relation_that_fails_on_a_twin_is_a_finding(study: Study) -> None:
-    """Both replicates of full_k/H1 say other bits, consistently, and the prediction allows it: relation 6 is left."""
+def _forge(study: Study, runs: list[str], change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the surfaces of runs and state every hash anew, as a forger would."""
+    for run in runs:
+        study.edit_tensors(run, change)
+        tensors = load_tensors(study.runs / run / TENSORS)
 
-    def allow(document: dict[str, Any]) -> None:
-        for pair in document["pairs"]:
-            if ["full_k", "H1"] in (pair["first"], pair["second"]):
-                pair["rows"] = {s: list(range(18 if s == "final" else 36)) for s in pair["rows"]}
-                pair["must_coincide"] = []
+        def state(record: dict[str, Any], tensors: dict[str, Any] = tensors) -> None:
+            for name, stated in record["surfaces"].items():
+                stated["sha256"] = sha256_array(tensors[name])
 
-    study.edit_prediction(allow)
-    for n in (1, 2):
-        run = f"full_k/H1/rep{n}"
-        study.edit_tensors(run, _flip)
-        digest = sha256_array(load_tensors(study.runs / run / TENSORS)["w13"])
-        study.edit(run, _set("surfaces", "w13", "sha256", to=digest))
-    assert study.reasons() == [("relation 6", Reason.RELATION_FAILED)]
+        study.edit(run, state)
+
+
+def _all_runs(study: Study) -> list[str]:
+    return sorted(path.parent.relative_to(study.runs).as_posix() for path in study.runs.rglob(RECORD))
+
+
+def _flip_with_what_follows(tensors: dict[str, Any]) -> None:
+    _flip(tensors)
+    tensors.update(following(tensors["w13"], tensors["w2"]))
+
+
+def test_forged_surfaces_that_belong_together_break_prediction_and_relation(study: Study) -> None:
+    """Both replicates of swap_within/H0 say the same other bits: only what equal arithmetic gives is left to tell."""
+    _forge(study, ["swap_within/H0/rep1", "swap_within/H0/rep2"], _flip_with_what_follows)
+    found = study.reasons()
+    assert ("native/H0 and swap_within/H0", Reason.PREDICTION_WRONG) in found
+    assert found[-1] == ("relation 4", Reason.RELATION_FAILED)
+    assert {reason for _, reason in found} == {Reason.PREDICTION_WRONG, Reason.RELATION_FAILED}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t["activation"].fill(1), Reason.ACTIVATION_NOT_OF_W13),
+        (lambda t: t["w13"].__setitem__(3, 7), Reason.ACTIVATION_NOT_OF_W13),
+        (lambda t: t["final"].fill(1), Reason.FINAL_NOT_OF_W2),
+        (lambda t: t["final"].view(np.uint16).__setitem__((17, 127), 0x8000), Reason.FINAL_NOT_OF_W2),
+        (lambda t: t["w2"].__setitem__((3, 5), 7), Reason.FINAL_NOT_OF_W2),
+        (lambda t: t["w13"].__setitem__((3, 5), np.inf), Reason.NOT_FINITE),
+        (lambda t: t["final"].__setitem__((3, 5), np.nan), Reason.NOT_FINITE),
+    ],
+)
+def test_surfaces_made_up_alike_in_all_runs_are_refused(
+    study: Study, change: Callable[[dict[str, Any]], object], reason: Reason
+) -> None:
+    runs = _all_runs(study)
+    _forge(study, runs, change)
+    found = study.reasons()
+    assert {r for _, r in found} == {reason}
+    assert sorted(run for run, _ in found) == runs
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("top_k", [1, 4, 6, 8])
+def test_the_scorers_arithmetic_is_the_kernels(dtype: Any, top_k: int) -> None:
+    """Against the twin, which recorded H200 outputs prove, on every finite gate and on sums that depend on order."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    gates = every[np.isfinite(every.astype(np.float32))]
+    gates = gates[: gates.size // 48 * 48].reshape(48, -1)
+    rng = np.random.default_rng(top_k)
+    w13 = np.concatenate([gates, rng.uniform(-0.9, 0.9, gates.shape).astype(dtype)], axis=1)
+    w2 = (rng.standard_normal((48, 64)) * 2.0 ** rng.integers(-9, 9, (48, 64))).astype(dtype)
+    surfaces = {
+        "w13": w13,
+        "activation": silu_and_mul(w13),
+        "w2": w2,
+        "final": combine(w2.reshape(-1, top_k, 64)),
+    }
+    assert list(faults_of(surfaces, top_k)) == []
+    surfaces["final"] = combine(w2.reshape(-1, top_k, 64), "each")
+    assert bool(list(faults_of(surfaces, top_k))) is (top_k > 1)
+
+
+@pytest.mark.parametrize("lane", ["twin-ampere", "twin-hopper", "cuda"])
+def test_a_run_is_called_what_its_lane_is_and_nothing_more(tmp_path: Path, lane: str) -> None:
+    study = make_study(tmp_path / "study", lane_name=lane, lane=SignatureLane(STATUS[lane]), replicates=1)
+    assert study.reasons() == []
+    runs = _all_runs(study)
+    others = [*(s for s in STATUS.values() if s != STATUS[lane]), "computed on an H200", f"{STATUS[lane]} "]
+    for other in others:
+        for run in runs:
+            study.edit(run, lambda r, other=other: r.update(status=other))
+        found = study.reasons()
+        assert {reason for _, reason in found} == {Reason.WRONG_STATUS} and len(found) == len(runs)
+
+
+def test_the_scorers_status_of_each_lane_is_what_the_lanes_say() -> None:
+    assert {name: facts.status for name, facts in LANES.items()} == {k: v for k, v in STATUS.items() if k != "cuda"}
 
 
 def test_no_reason_code_is_without_a_test() -> None:
@@ -344,7 +443,9 @@ def test_the_scorer_shares_no_plan_or_prediction_code_with_the_runs() -> None:
     closure = import_closure(["routeblock.route_block.score", "routeblock.route_block.mutate"])
     others = [m for m in closure if m.startswith(("routeblock.moe.", "routeblock.twin.", "routeblock.cuda."))]
     assert others == []
-    assert not {f"routeblock.route_block.{m}" for m in ("run", "predict", "cells", "fixture")} & set(closure)
+    assert not {f"routeblock.route_block.{m}" for m in ("run", "predict", "cells", "fixture", "operating_point")} & set(
+        closure
+    )
 
 
 def test_score_writes_a_sealed_verdict_and_exits_1_with_one_line(
@@ -366,6 +467,20 @@ def test_score_writes_a_sealed_verdict_and_exits_1_with_one_line(
     assert line.startswith("native/H0/rep1: wrong_place: ") and line.count("\n") == 1 and "1 more" in line
     document = json.loads((tmp_path / "wrong.json").read_bytes())
     assert not document["sound"] and document["relations"] == [] and len(document["findings"]) == 2
+
+
+def test_the_twins_proof_is_sealed_as_an_input_and_has_to_be_there(
+    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden, out = tmp_path / "golden.json", tmp_path / "score.json"
+    arguments = ["score", "--fixture", study.fixture, "--prediction", study.prediction, "--runs", study.runs]
+    call = [*map(str, arguments), "--replicates", "2", "--golden", str(golden), "--out", str(out)]
+    assert main(call) == 2
+    assert "golden.json: no such file" in capsys.readouterr().err and not out.exists()
+    golden.write_bytes(b"{}")
+    assert main(call) == 0
+    inputs = json.loads((tmp_path / "score.manifest.json").read_bytes())["inputs"]
+    assert [e["sha256"] for e in inputs if e["path"].endswith("golden.json")] == [sha256_bytes(b"{}")]
 
 
 def test_a_fixture_whose_files_changed_is_bad_input(study: Study, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from routeblock.cli import main
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
 from routeblock.route_block import published_geometry
+from routeblock.route_block.audit import STATUS
 from routeblock.route_block.score import score
 from routeblock.route_block.tables import TABLES, write
 
@@ -55,7 +56,7 @@ def test_relations_say_on_what_they_rest(scored: Path, tmp_path: Path) -> None:
     rows = _rows("relations", tmp_path, scored)
     assert [r["number"] for r in rows] == list(range(1, 8))
     assert rows[1]["basis"] == "by construction" and rows[4]["basis"] == "computed"
-    assert {r["arithmetic"] for r in rows} == {"computed"}
+    assert {r["arithmetic"] for r in rows} == {STATUS["twin-hopper"]}
     assert rows[0]["compared"] == "native/H0 != native/H1 on w13 activation w2 final"
 
 

@@ -380,6 +380,7 @@ def score(
     replicates: Replicates = 5,
     plans: CapturedPlans = None,
     lane: FiledLane = None,
+    golden: Annotated[Path | None, typer.Option(help="golden.json, on which the verdict rests too.")] = None,
     verbose: Verbose = False,
 ) -> None:
     """Judge runs from their raw tensors, then the prediction and the seven relations; exit 1 if anything is wrong."""
@@ -395,6 +396,7 @@ def score(
         code=code("score"),
         plans=plans,
         lane=lane,
+        golden=golden,
     ).findings
     if findings:
         _print_findings(findings, verbose)

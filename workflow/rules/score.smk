@@ -22,4 +22,4 @@ rule score:
     shell:
         "routeblock score --fixture $(dirname {input.spec}) --prediction {input.prediction} {params.plans}"
         " --runs $(dirname {output.score}) --lane {wildcards.lane} --replicates {params.replicates}"
-        " --out {output.score} > {log} 2>&1"
+        " --golden {input.golden} --out {output.score} > {log} 2>&1"

@@ -21,10 +21,17 @@ from routeblock.evidence.files import is_temporary
 from routeblock.evidence.manifest import Manifest
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS, Record, Treatment
 from routeblock.evidence.tensors import open_tensors
+from routeblock.route_block.arithmetic import faults_of
 from routeblock.route_block.given import GEMMS, SURFACES, Arm, Given, first_line
 from routeblock.route_block.membership import ASKED, EXCHANGES, StoredPlan, place_in_order
 from routeblock.route_block.reasons import Finding, Reason
 
+# The scorer's own words for the results of each lane: a run cannot call itself more than its lane is.
+STATUS = {
+    "twin-ampere": "modelled",
+    "twin-hopper": "computed, by a twin that equals recorded H200 kernels",
+    "cuda": "observed",
+}
 PLAN_TENSORS = ("sorted_token_ids", "expert_ids")
 
 Key = tuple[str, str, int]
@@ -68,7 +75,11 @@ def audit_set(given: Given, runs: Path, replicates: int) -> tuple[list[Audited],
     findings += [f for _, faults in read for f in faults]
     audited = [run for run, faults in read if run is not None and not faults]
     # What no single run shows is asked of those that are sound on their own, so that one fault is named once.
-    for check in (_identities, lambda found: _replicates(found, given)):
+    for check in (
+        _identities,
+        lambda found: _replicates(found, given),
+        lambda found: _belong_together(found, given, runs),
+    ):
         faulty = list(check(audited))
         findings += faulty
         named = {f.run for f in faulty}
@@ -172,8 +183,9 @@ def _marks(given: Given, key: Key, record: Record) -> Faults:
     place = place_in_order(cell, history, replicate)
     if record.position != place:
         yield Reason.WRONG_POSITION, f"position {record.position}, in the order of the study {place}"
-    if record.status.startswith(("modelled", "computed")) != given.is_twin:
-        yield Reason.WRONG_STATUS, f"results of lane {frozen.lane} are called {record.status!r}"
+    if record.status != STATUS.get(frozen.lane):
+        wanted_status = f"they are {STATUS[frozen.lane]!r}" if frozen.lane in STATUS else "the study has no such lane"
+        yield Reason.WRONG_STATUS, f"results of lane {frozen.lane} are called {record.status!r}; {wanted_status}"
     if record.fixture != given.fixture_digest:
         yield Reason.FIXTURE_DIGEST, f"{record.fixture[:16]}, on disk {given.fixture_digest[:16]}"
     if record.prediction != given.prediction_digest:
@@ -264,12 +276,11 @@ def _treatment(given: Given, key: Key, record: Record, plan: StoredPlan) -> Faul
 
 
 def _identities(runs: Sequence[Audited]) -> Iterator[Finding]:
-    """Runs whose source, binary, environment or status is not that of most runs (of the earliest, in a tie)."""
+    """Runs whose source, binary or environment is not that of most runs (of the earliest, in a tie)."""
     parts: dict[str, Callable[[Record], str]] = {
         "source": lambda r: r.identity.source,
         "binary": lambda r: r.identity.binary,
         "environment": lambda r: json.dumps(r.identity.environment, sort_keys=True),
-        "status": lambda r: r.status,
     }
     for what, part in parts.items():
         count = Counter(part(run.record) for run in runs)
@@ -293,6 +304,18 @@ def _replicates(runs: Sequence[Audited], given: Given) -> Iterator[Finding]:
                     odd = [n for n, a, b in zip(names, run.outcome, usual, strict=True) if a != b]
                     detail = f"{', '.join(odd)} differ from {count[usual]} of {len(group)} replicates"
                     yield Finding(run.name, Reason.REPLICATES_DIFFER, detail)
+
+
+def _belong_together(audited: Sequence[Audited], given: Given, runs: Path) -> Iterator[Finding]:
+    """Runs whose surfaces do not follow from one another; equal surfaces are looked at once."""
+    alike: dict[tuple[str, ...], list[Audited]] = defaultdict(list)
+    for run in audited:
+        alike[run.outcome[: len(SURFACES)]].append(run)
+    groups = list(alike.values())
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda group: list(faults_of(load_surfaces(runs, group[0]), given.spec.top_k)), groups)
+        for group, faults in zip(groups, found, strict=True):
+            yield from (Finding(run.name, reason, detail) for run in group for reason, detail in faults)
 
 
 def by_arm(runs: Sequence[Audited]) -> dict[Arm, list[Audited]]:

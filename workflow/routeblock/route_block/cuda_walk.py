@@ -3,16 +3,37 @@
 
 It keeps what a CUDA block of the kernel keeps (its place on the line of K-tiles, the tile it stands in, what is left of
 its share) and notes which K-tiles of which tile each block computes. It shares no code with the predictor, which it
-checks: only the plan is common to both.
+checks: only the plan is common to both. The scorer uses it too (`expected_rows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Protocol
 
-from routeblock.moe.routing import AlignedPlan
+from numpy.typing import NDArray
 
 Work = tuple[int, int, int]  # tile, first K-tile, one past the last
+
+
+class Plan(Protocol):
+    """What is needed of an alignment plan: sorted_token_ids int32 [rows], the sentinel being `num_routes`."""
+
+    @property
+    def sorted_token_ids(self) -> NDArray[Any]:
+        """The route of each row."""
+
+    @property
+    def num_tokens_post_padded(self) -> int:
+        """Rows in use."""
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a block."""
+
+    @property
+    def num_routes(self) -> int:
+        """Routes of the plan."""
 
 
 def walk(tiles: int, k_tiles: int, grid: int, group_size: int, thread_k: int) -> Iterator[Work]:
@@ -52,7 +73,7 @@ def slices_by_tile(
 
 
 def routes_computed_differently(
-    first: AlignedPlan, second: AlignedPlan, n: int, k: int, thread_k: int, thread_n: int, grid: int, group_size: int
+    first: Plan, second: Plan, n: int, k: int, thread_k: int, thread_n: int, grid: int, group_size: int
 ) -> list[int]:
     """Routes whose tiles the CUDA blocks cut differently under two plans of one routing, ascending."""
     n_tiles = n // thread_n

@@ -49,6 +49,7 @@ class FixtureSpec(_Read):
     tokens: int
     top_k: int
     block_size: int
+    group_size: int
     dtype: Literal["float16", "bfloat16"]
     hidden: int
     intermediate: int
@@ -66,10 +67,13 @@ class PredictedArm(_Read):
 
 
 class PredictedPair(_Read):
-    """Two arms: the rows of each surface that can differ, and the surfaces that must coincide."""
+    """Two arms: the routes that each GEMM computes differently, the rows of each surface that can differ, and the
+    surfaces that must coincide.
+    """
 
     first: Arm
     second: Arm
+    changed_signature: dict[str, list[int]]
     rows: dict[str, list[int]]
     must_coincide: list[str]
 

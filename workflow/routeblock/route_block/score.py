@@ -2,7 +2,8 @@
 """The scorer: a program of its own that believes no run, and says of sound ones what they show.
 
 It shares no code with the runs that could vouch for itself: plans, memberships and the order of the study are worked
-out again (`membership`), every hash is taken from raw bytes (`audit`), and only a set without a single fault is
+out again (`membership`), so are the rows that can differ (`expected_rows`); every hash is taken from raw bytes
+(`audit`), surfaces have to follow from one another (`arithmetic`), and only a set without a single fault is
 interpreted (`relations`).
 """
 
@@ -19,6 +20,7 @@ from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS
 from routeblock.route_block.audit import Audited, audit_set, run_name
+from routeblock.route_block.expected_rows import check_rows
 from routeblock.route_block.given import FIXTURE, INPUTS, LAYER, PLANS, Given, check_prediction, read_given
 from routeblock.route_block.reasons import Finding, Reason
 from routeblock.route_block.relations import CLAIMED_AT, Status, judge_arms, judge_pairs, judge_relations
@@ -38,7 +40,8 @@ class Score:
 def judge(given: Given, runs: Path, replicates: int) -> Score:
     """Judge every run below `runs`, then, if all are sound, the prediction and the relations."""
     audited, findings = audit_set(given, runs, replicates)
-    findings = [*check_prediction(given), *findings]
+    # Rows rest on plans and launches: they are asked for only of a prediction that has these right.
+    findings = [*(list(check_prediction(given)) or check_rows(given)), *findings]
     sound = not findings
     arms, pairs, relations = [], [], []
     if sound:
@@ -109,18 +112,21 @@ def score(
     code: str,
     plans: Path | None = None,
     lane: str | None = None,
+    golden: Path | None = None,
 ) -> Score:
     """Judge the runs below `runs` and write score.json to `out`, its seal beside it.
 
     `plans`: the file of captured plans that the injected cells used; default, the fixture's stored ones. `lane`: the
-    lane under which the verdict is filed (see `read_given`). Raises
-    InputError if fixture or prediction cannot be read, or if `runs` is no folder; what is wrong with a run is no
-    exception but a finding.
+    lane under which the verdict is filed (see `read_given`). `golden`: the twin's proof on recorded outputs, sealed as
+    an input of the verdict. Raises InputError if fixture, prediction or proof cannot be read, or if `runs` is no
+    folder; what is wrong with a run is no exception but a finding.
     """
     if not runs.is_dir():
         raise InputError(
             "no such folder", where=str(runs), limit="a folder of runs is needed", way_out="run the cells first"
         )
+    if golden and not golden.is_file():
+        raise InputError("no such file", where=str(golden), limit="the twin's proof", way_out="run routeblock golden")
     given = read_given(fixture, prediction, plans, lane)
     verdict = judge(given, runs, replicates)
     with atomic_file(out) as temporary:
@@ -129,7 +135,7 @@ def score(
         out.with_suffix(SUFFIX),
         rule="score",
         outputs=[out],
-        inputs=[*inputs_of(given, plans), *files_of_runs(given, runs, replicates)],
+        inputs=[*inputs_of(given, plans), *([golden] if golden else []), *files_of_runs(given, runs, replicates)],
         parameters={"replicates": replicates},
         code=code,
     )
