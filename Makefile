@@ -62,9 +62,9 @@ bundle: setup
 prediction: setup
 	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) table_prediction
 
-# Ratios in one run; BLAS chooses its own kernels.
+# Ratios in one run; BLAS chooses its own kernels, and idle threads of one library leave the cores to the other's.
 bench: setup
-	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python bench/twin.py
+	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE OMP_WAIT_POLICY=passive $(BIN)/python bench/twin.py
 
 verify: setup
 	@$(BIN)/routeblock verify results

@@ -32,7 +32,7 @@ from routeblock.route_block.fixture import load_fixture
 from routeblock.route_block.lane_twin import unpack
 from routeblock.twin.gemm import moe_gemm
 
-ROUNDS = 9
+ROUNDS = 12
 GOALS = {"hopper (64, 128)": 6e9, "ampere (64, 128)": 5e9}  # multiply-accumulates a second, 2 cores with AVX-512
 TOKENS = (1, 4, 16, 21, 64, 256, 1024)
 
@@ -40,8 +40,9 @@ TOKENS = (1, 4, 16, 21, 64, 256, 1024)
 @njit(parallel=True, cache=False)
 def dequantise(q: Any, zeros: Any, scales: Any, group: int, out: Any) -> None:
     for k in prange(q.shape[0]):
-        for n in range(q.shape[1]):
-            out[k, n] = (np.float32(q[k, n]) - zeros[k // group, n]) * scales[k // group, n]
+        weights, zero, scale, row = q[k], zeros[k // group], scales[k // group], out[k]
+        for n in range(row.size):
+            row[n] = (np.float32(np.int32(weights[n])) - zero[n]) * scale[n]
 
 
 def good(x: Any, q: Any, zeros: Any, scales: Any, plan: AlignedPlan, top_k: int) -> Any:
@@ -73,8 +74,11 @@ def rounds(arms: dict[str, Callable[[], Any]], count: int) -> dict[str, list[flo
     times: dict[str, list[float]] = {name: [] for name in arms}
     for arm in arms.values():
         arm()
+    order = list(arms.items())
+    rng = np.random.default_rng(0)
     for _ in range(count):
-        for name, arm in arms.items():
+        # Shuffled: an arm's time depends on what ran before it.
+        for name, arm in (order[i] for i in rng.permutation(len(order))):
             start = time.perf_counter()
             arm()
             times[name].append(time.perf_counter() - start)
