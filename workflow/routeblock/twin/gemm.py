@@ -20,35 +20,23 @@ from numpy.typing import NDArray
 from routeblock.errors import InputError
 from routeblock.moe.partition import BLOCK_SIZES, Partition, partition, thread_sizes
 from routeblock.moe.routing import AlignedPlan
-from routeblock.twin.jit import (
-    address,
-    bits_float32,
-    float32_bits,
-    jit,
-    load_float32,
-    load_uint8,
-    store_float32,
-    store_int16,
-    store_int32,
-)
-from routeblock.twin.tensor_core import (
-    A_CEILING,
+from routeblock.twin.jit import address, bits_float32, float32_bits, jit
+from routeblock.twin.tensor_core import OperandType, architecture_of, dot_general, exponent_of, operand_type_of
+from routeblock.twin.vector import (
+    CHUNK,
     EXPONENT_CEILING,
     EXPONENT_FLOOR,
-    FLOOR_BIASED,
-    OperandType,
-    accumulate,
-    architecture_of,
-    dot_general,
-    exponent_of,
-    exponents8,
-    operand_type_of,
-    products8,
+    OPERAND_CEILING,
+    ZERO_FIELD,
+    expand_chunk,
+    expand_chunk_subnormal,
+    step_chunk8,
+    step_chunk16,
 )
 
 NIBBLE = 15  # the largest stored weight or zero point
 UNSIGNED_ZERO_POINT = 8  # of uint4b8: the stored nibble minus 8
-CHUNK = 4_000_000_000  # multiply-accumulates between two calls of `progress`
+PIECE = 4_000_000_000  # multiply-accumulates between two calls of `progress`
 EXPANSION_COST = 1.3  # of a tile's weights, in rows
 
 
@@ -71,62 +59,31 @@ def round_operand(value: Any, dropped_bits: Any) -> Any:
 
 
 @jit()
-def expand(b: Any, b_exp: Any, q: int, q_stride: int, zero: int, scale: int, dropped_bits: Any) -> None:
-    """Weights of one 16-deep step, results normal in the format or zero.
-
-    b[k, c] = round((q[k, c] - zero[c]) * scale[c]) in float32, b_exp[k, c] its biased exponent; q, zero and scale are
-    the addresses of the step's first column.
-    """
-    half = np.int32((1 << (dropped_bits - 1)) - 1)
-    keep = np.int32(-(1 << dropped_bits))
-    for k in range(16):
-        b_row, e_row, q_row = address(b, k), address(b_exp, k), q + k * q_stride
-        for c in range(b.shape[1]):
-            steps = np.float32(np.int32(load_uint8(q_row, c))) - load_float32(zero, c)
-            bits = float32_bits(steps * load_float32(scale, c))
-            odd = np.int32(np.int32(bits >> dropped_bits) & np.int32(1))
-            bits = np.int32(np.int32(np.int32(bits + half) + odd) & keep)
-            store_float32(b_row, c, bits_float32(bits))
-            store_int16(e_row, c, np.int16(np.int32(bits >> 23) & np.int32(255)))
+def widen(bits: Any, dropped_bits: Any) -> Any:
+    """float32 of a finite 16-bit float (13 dropped bits: float16, 16: bfloat16)."""
+    word = np.int32(bits)
+    if dropped_bits == 16:
+        return bits_float32(np.int32(word << 16))
+    magnitude = bits_float32(np.int32((word & 0x7FFF) << 13)) * np.float32(2.0**112)
+    return bits_float32(np.int32(float32_bits(magnitude) | ((word & 0x8000) << 16)))
 
 
 @jit()
-def expand_subnormal(
-    b: Any, b_exp: Any, q: int, q_stride: int, zero: int, scale: int, dropped_bits: Any, low: Any
-) -> None:
-    """As `expand`, for results that may be subnormal in the format, whose lowest exponent is `low`."""
+def expand_general(b: Any, q: Any, first: int, scale: Any, offset: Any, dropped_bits: Any) -> Any:
+    """Weights of one 16-deep step for any finite scale: b[k, c] = round(q[k, first + c] * scale[c] + offset[c])."""
+    seen = 0
     for k in range(16):
         for c in range(b.shape[1]):
-            steps = np.float32(np.int32(load_uint8(q + k * q_stride, c))) - load_float32(zero, c)
-            b[k, c] = round_operand(steps * load_float32(scale, c), dropped_bits)
-            b_exp[k, c] = 0 if b[k, c] == 0 else np.int16(exponent_of(b[k, c], low) + 127)
-
-
-@jit()
-def step_vector(
-    acc: int, acc_exp: int, scratch: Any, b: Any, b_exp: Any, a: int, a_exp: int, group: Any, F: Any
-) -> None:
-    """One 16-deep tensor-core step of one row on all columns of a tile; rows are addresses."""
-    n = b.shape[1]
-    low, high, top, mid = address(scratch, 0), address(scratch, 1), address(scratch, 2), address(scratch, 3)
-    if group == 16:
-        exponents8(n, mid, acc_exp, b_exp, 0, a_exp)
-        exponents8(n, top, mid, b_exp, 8, a_exp + 16)
-        products8(n, low, top, F, b, 0, a)
-        products8(n, high, top, F, b, 8, a + 32)
-        accumulate(n, acc, acc_exp, low, high, top, F)
-    else:
-        for c in range(n):
-            store_int32(high, c, np.int32(0))
-        for h in range(0, 16, 8):
-            exponents8(n, top, acc_exp, b_exp, h, a_exp + 2 * h)
-            products8(n, low, top, F, b, h, a + 4 * h)
-            accumulate(n, acc, acc_exp, low, high, top, F)
+            nibble = q[k, first + c]
+            seen |= nibble
+            b[k, c] = round_operand(np.float32(nibble) * scale[c] + offset[c], dropped_bits)
+    return seen
 
 
 @jit(parallel=True)
 def _gemm(
     out: Any,
+    seen: Any,
     bounds: Any,
     a: Any,
     a_exp: Any,
@@ -145,7 +102,7 @@ def _gemm(
     iters: int,
     group_size: int,
     core_group: int,
-    F: Any,
+    fraction_bits: int,
     dropped_bits: int,
     min_exponent: int,
     vector: bool,
@@ -153,13 +110,17 @@ def _gemm(
     round_slices: bool,
 ) -> None:
     for part in prange(bounds.size - 1):
-        scratch = np.empty((4, thread_n), np.int32)
-        b = np.empty((16, thread_n), np.float32)
-        b_exp = np.empty((16, thread_n), np.int16)
+        warps = thread_k // 32
+        # One workspace that begins at a cache line: b, its exponent fields, scales, offsets, accumulators.
+        space = np.empty(((16 + 8 + 2 + warps * rows.shape[1]) * thread_n + 16), np.float32)
+        at = -(address(space, 0) // 4) % 16
+        b = space[at : at + 16 * thread_n].reshape(16, thread_n)
+        b_exp = at + 16 * thread_n
+        terms = space[at + 24 * thread_n : at + 26 * thread_n].reshape(2, thread_n)
+        acc = space[at + 26 * thread_n : at + (26 + warps * rows.shape[1]) * thread_n].reshape(-1, thread_n)
         column = np.empty(16, np.float32)
-        acc = np.empty((thread_k // 32 * rows.shape[1], thread_n), np.float32)
-        acc_exp = np.empty(acc.shape, np.int16)
         result = np.empty((rows.shape[1], thread_n), np.float32)
+        nibbles = 0
         for tile in range(bounds[part], bounds[part + 1]):
             block = tile // n_tiles
             n0 = (tile % n_tiles) * thread_n
@@ -176,33 +137,50 @@ def _gemm(
             while stop > line:
                 start = max(line, (stop - 1) // cut * cut)
                 acc[:] = 0
-                acc_exp[:] = FLOOR_BIASED
+                group = -1
                 for step in range((start - line) * thread_k // 16, (stop - line) * thread_k // 16):
                     warp = step % (thread_k // 16) // 2
                     k0 = step * 16
-                    q_row = address(q, expert) + k0 * q.shape[2] + n0
-                    group = (k0 // group_size) * q.shape[2] + n0
-                    zero, scale = address(zeros, expert) + 4 * group, address(scales, expert) + 4 * group
-                    if subnormal:
-                        expand_subnormal(b, b_exp, q_row, q.shape[2], zero, scale, dropped_bits, min_exponent)
+                    if group != k0 // group_size:
+                        group = k0 // group_size
+                        for c in range(thread_n):
+                            zero = np.float32(zeros[expert, group, n0 + c])
+                            terms[0, c] = widen(scales[expert, group, n0 + c], dropped_bits)
+                            terms[1, c] = -(zero * terms[0, c])
+                    if not vector:
+                        nibbles |= expand_general(b, q[expert, k0 : k0 + 16], n0, terms[0], terms[1], dropped_bits)
                     else:
-                        expand(b, b_exp, q_row, q.shape[2], zero, scale, dropped_bits)
+                        for c in range(0, thread_n, CHUNK):
+                            b_at, e_at = address(b, 0) + 4 * c, address(space, b_exp) + 2 * c
+                            q_at, scale_at = address(q, expert) + k0 * q.shape[2] + n0 + c, address(terms, 0) + 4 * c
+                            if subnormal:
+                                nibbles |= expand_chunk_subnormal(
+                                    b_at, e_at, thread_n, q_at, q.shape[2], scale_at, dropped_bits
+                                )
+                            else:
+                                nibbles |= expand_chunk(b_at, e_at, thread_n, q_at, q.shape[2], scale_at, dropped_bits)
                     for r in range(real):
                         source = rows[block, r] // top_k
                         i = warp * real + r
                         if vector:
-                            step_vector(
-                                address(acc, i), address(acc_exp, i), scratch, b, b_exp,
-                                address(a, source) + 4 * k0, address(a_exp, source) + 2 * k0, core_group, F,
-                            )  # fmt: skip
+                            a_at, x_at = address(a, source) + 4 * k0, address(a_exp, source) + 4 * k0
+                            for c in range(0, thread_n, CHUNK):
+                                acc_at, b_at, e_at = (
+                                    address(acc, i) + 4 * c, address(b, 0) + 4 * c, address(space, b_exp) + 2 * c
+                                )  # fmt: skip
+                                if core_group == 16:
+                                    step_chunk16(acc_at, b_at, e_at, thread_n, a_at, x_at, fraction_bits)
+                                else:
+                                    step_chunk8(acc_at, b_at, e_at, thread_n, a_at, x_at, fraction_bits)
                             continue
                         for c in range(thread_n):
                             for k in range(16):
                                 column[k] = b[k, c]
                             for h in range(0, 16, core_group):
                                 acc[i, c] = dot_general(
-                                    acc[i, c], a[source, k0 : k0 + 16], column, h, h + core_group, F, min_exponent
-                                )
+                                    acc[i, c], a[source, k0 : k0 + 16], column, h, h + core_group, fraction_bits,
+                                    min_exponent,
+                                )  # fmt: skip
                 for r in range(real):
                     for c in range(thread_n):
                         total = acc[r, c] + acc[real + r, c]
@@ -216,31 +194,77 @@ def _gemm(
                 stop = start
             for r in range(real):
                 out[rows[block, r], n0 : n0 + thread_n] = result[r]
+        seen[part] = nibbles
 
 
 @jit(parallel=True)
-def _exponents(x: Any, min_exponent: int) -> Any:
-    e = np.empty(x.shape, np.int16)
+def _fields(x: Any, min_exponent: int) -> Any:
+    """Exponent fields of A as the vector step wants them: unbiased, cut to 16 bits, twice in a word."""
+    fields = np.empty(x.shape, np.int32)
     for i in prange(x.shape[0]):
         for k in range(x.shape[1]):
-            e[i, k] = np.int16(exponent_of(x[i, k], min_exponent))
-    return e
+            e = exponent_of(x[i, k], min_exponent)
+            field = np.int32(e if e > ZERO_FIELD else ZERO_FIELD) << 7
+            fields[i, k] = np.int32((field << 16) | (field & 0xFFFF))
+    return fields
+
+
+@jit(parallel=True)
+def _magnitudes(x: Any) -> Any:
+    """Of each row of a 16-bit float array [rows, n]: the smallest nonzero and the largest magnitude, as bits, which
+    order as the values do; (0x7FFF, 0) of zeros alone.
+    """
+    found = np.empty((x.shape[0], 2), np.uint16)
+    for i in prange(x.shape[0]):
+        low, high = np.uint16(0x7FFF), np.uint16(0)
+        row = x[i]
+        for j in range(row.size):
+            magnitude = np.uint16(row[j] & np.uint16(0x7FFF))
+            high = max(high, magnitude)
+            low = min(low, magnitude if magnitude != 0 else np.uint16(0x7FFF))
+        found[i, 0], found[i, 1] = low, high
+    return found
+
+
+@dataclass(frozen=True)
+class Span:
+    """Magnitudes of a 16-bit float array: the smallest nonzero, the largest, their exponents (0 if none)."""
+
+    largest: float
+    low: int
+    high: int
+
+
+def _span(x: NDArray[Any]) -> Span | None:
+    """None where an element is not finite; x C-contiguous."""
+    if x.size == 0:
+        return Span(0.0, 0, 0)
+    found = _magnitudes(x.view(np.uint16).reshape(-1, x.shape[-1]))
+    ends = np.array([found[:, 0].min(), found[:, 1].max()], np.uint16).view(x.dtype).astype(np.float64)
+    if not np.isfinite(ends[1]):
+        return None
+    if ends[1] == 0:
+        return Span(0.0, 0, 0)
+    low, high = (int(np.frexp(end)[1]) - 1 for end in ends)
+    return Span(float(ends[1]), low, high)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Quantised weights of one GEMM as the twin wants them: q uint8 [E, K, N], zeros and scales float32 [E, groups,
-    N].
-    """
+    """Quantised weights of one GEMM as the twin wants them: zeros uint8 and scales 16-bit floats [E, groups, N]."""
 
-    q: NDArray[np.uint8]
-    zeros: NDArray[np.float32]
-    scales: NDArray[np.float32]
+    zeros: NDArray[np.uint8]
+    scales: NDArray[Any]
+    span: Span  # of the scales
     column_scales: NDArray[Any] | None  # [E, N] in the operand dtype where there are no groups
 
 
 def _refuse(what: str, limit: str, way_out: str) -> InputError:
     return InputError(what, where="moe_gemm", limit=limit, way_out=way_out)
+
+
+def _not_nibbles(largest: int) -> InputError:
+    return _refuse(f"a weight of {largest}", f"0 to {NIBBLE}", "unpack the weights with routeblock.moe.awq")
 
 
 def _check_weights(
@@ -251,8 +275,6 @@ def _check_weights(
     experts, k, n = q.shape
     if group_size != -1 and (group_size < 16 or group_size % 16 or k % group_size):
         raise _refuse(f"group size {group_size}", f"-1, or a multiple of 16 that divides K={k}", "check the checkpoint")
-    if q.size and q.max() > NIBBLE:
-        raise _refuse(f"a weight of {q.max()}", f"0 to {NIBBLE}", "unpack the weights with routeblock.moe.awq")
     groups = 1 if group_size == -1 else k // group_size
     if scales.dtype != operand.dtype or scales.shape != (experts, groups, n):
         raise _refuse(
@@ -267,29 +289,29 @@ def _check_weights(
     if zeros is not None and zeros.size and zeros.max() > NIBBLE:
         raise _refuse(f"a zero point of {zeros.max()}", f"0 to {NIBBLE}", "unpack them with routeblock.moe.awq")
     # The kernel reads by address: rows of columns, whatever order the arrays came in.
-    wide = np.ascontiguousarray(scales, np.float32)
-    if not np.isfinite(wide).all():
+    scales = np.ascontiguousarray(scales)
+    span = _span(scales)
+    if span is None:
+        wide = scales.astype(np.float32)
         expert, group, column = (int(i) for i in np.argwhere(~np.isfinite(wide))[0])
         raise _refuse(
             f"scale {wide[expert, group, column]} at expert {expert}, group {group}, column {column}",
             "finite scales",
             "repair the checkpoint",
         )
-    if zeros is None:
-        zero = np.full(scales.shape, UNSIGNED_ZERO_POINT, np.float32)
-    else:
-        zero = np.ascontiguousarray(zeros, np.float32)
-    if group_size != -1 and wide.size:
-        largest = (np.maximum(zero, NIBBLE - zero) * np.abs(wide)).astype(np.float64).max()
+    zero = np.full(scales.shape, UNSIGNED_ZERO_POINT, np.uint8) if zeros is None else np.ascontiguousarray(zeros)
+    if group_size == -1:
+        ones = np.ones(scales.shape, operand.dtype)
+        return Weights(zero, ones, Span(1.0, 0, 0), scales[:, 0, :])
+    if span.largest * NIBBLE > operand.largest:
+        largest = (np.maximum(zero, NIBBLE - zero) * np.abs(scales.astype(np.float64))).max()
         if largest > operand.largest:
             raise _refuse(
                 f"a scale with which a weight can reach {largest:.4g}",
                 f"weights up to {operand.largest:.5g}, the largest {operand.name}",
                 "repair the checkpoint: what the kernel makes of infinite weights is not recorded",
             )
-    if group_size == -1:
-        return Weights(q, zero, np.ones_like(wide), scales[:, 0, :])
-    return Weights(q, zero, wide, None)
+    return Weights(zero, scales, span, None)
 
 
 def _check_structure(plan: AlignedPlan) -> None:
@@ -309,18 +331,6 @@ def _check_structure(plan: AlignedPlan) -> None:
         raise _refuse("a plan that repeats a route or names none", f"0 to {plan.num_routes}, each once", "use align")
     if (real[:, 1:] & ~real[:, :-1]).any():
         raise _refuse("a plan with a sentinel before a route", "sentinels last in a block", "use align")
-
-
-def _exponent_range(*arrays: NDArray[np.float32]) -> tuple[int, int]:
-    """Lowest and highest possible sum of the exponents of one nonzero finite value of each array; (0, 0) if none."""
-    low = high = 0
-    for x in arrays:
-        magnitude = np.abs(x[x != 0])
-        if magnitude.size == 0:
-            return 0, 0
-        low += int(np.frexp(magnitude.min())[1]) - 1
-        high += int(np.frexp(magnitude.max())[1]) - 1
-    return low, high
 
 
 def moe_gemm(
@@ -371,8 +381,10 @@ def moe_gemm(
     ids = plan.expert_ids[: plan.num_blocks]
     if ids.size and (ids.max() >= experts or ids.min() < -1):
         raise _refuse(f"expert ids {ids.min()} to {ids.max()}", f"-1 to {experts - 1}", "align to the local experts")
-    wide = np.ascontiguousarray(a, dtype=np.float32)
-    if not np.isfinite(wide).all():
+    a = np.ascontiguousarray(a)
+    wide = a.astype(np.float32)
+    span = _span(a)
+    if span is None:
         row, column = (int(i) for i in np.argwhere(~np.isfinite(wide))[0])
         raise _refuse(f"input {wide[row, column]} at [{row}, {column}]", "finite inputs", "find where it arose")
     if topk_weights is not None:
@@ -385,25 +397,30 @@ def moe_gemm(
         if not np.isfinite(topk_weights).all():
             raise _refuse("a top-k weight is not finite", "finite weights", "check the router")
     cut: Partition = partition(plan.num_blocks, n, k, thread_n, thread_k, grid, group_size, full_k)
-    a_low, a_high = _exponent_range(wide)
-    s_low, s_high = _exponent_range(weights.scales)
-    highest = a_high + s_high + 4  # |q - z| is below 16
-    vector = a_low + s_low >= EXPONENT_FLOOR and highest <= EXPONENT_CEILING and a_high <= A_CEILING
+    weight_high = weights.span.high + 4  # |q - z| is below 16
+    vector = (
+        span.low + weights.span.low >= EXPONENT_FLOOR
+        and span.high + weight_high <= EXPONENT_CEILING
+        and max(span.high, weight_high) <= OPERAND_CEILING
+    )
     out = np.zeros((plan.num_routes, n), np.float32)
-    a_exp = _exponents(wide, operand.min_exponent)
+    fields = _fields(wide, operand.min_exponent)
     cost = np.repeat((plan.rows < plan.num_routes).sum(1) + EXPANSION_COST, cut.n_tiles).cumsum() * (thread_n * k)
-    pieces = -(-int(cost[-1]) // CHUNK) if progress and cost.size else 1
+    pieces = -(-int(cost[-1]) // PIECE) if progress and cost.size else 1
     threads = numba.get_num_threads()
     edges = np.searchsorted(cost, np.linspace(0, cost[-1] if cost.size else 0, pieces * threads + 1))
     edges[-1] = cut.tiles
+    seen = np.zeros(threads, np.int64)
     for piece in range(pieces):
         _gemm(
-            out, edges[piece * threads : (piece + 1) * threads + 1], wide, a_exp, np.ascontiguousarray(q),
-            weights.zeros, weights.scales, np.ascontiguousarray(plan.rows), ids, plan.num_routes, top_k, thread_k,
-            thread_n, cut.n_tiles, cut.k_tiles, cut.direct_tiles, cut.iters, k if group_size == -1 else group_size,
-            core.group, np.int32(core.fraction_bits), operand.dropped_bits, operand.min_exponent, vector,
-            s_low < operand.min_exponent, not fp32_reduce,
+            out, seen, edges[piece * threads : (piece + 1) * threads + 1], wide, fields, np.ascontiguousarray(q),
+            weights.zeros, weights.scales.view(np.uint16), np.ascontiguousarray(plan.rows), ids, plan.num_routes, top_k,
+            thread_k, thread_n, cut.n_tiles, cut.k_tiles, cut.direct_tiles, cut.iters,
+            k if group_size == -1 else group_size, core.group, core.fraction_bits, operand.dropped_bits,
+            operand.min_exponent, vector, weights.span.low < operand.min_exponent, not fp32_reduce,
         )  # fmt: skip
+        if seen.max() > NIBBLE:
+            raise _not_nibbles(int(q[ids[ids >= 0]].max()))
         if progress:
             progress((piece + 1) / pieces)
     if not np.isfinite(out).all():

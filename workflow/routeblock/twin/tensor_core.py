@@ -18,18 +18,10 @@ from numpy.typing import NDArray
 
 from routeblock.errors import InputError
 from routeblock.twin.jit import (
-    address,
-    bits_float32,
     bits_float64,
     float32_bits,
     float64_bits,
     jit,
-    load_float32,
-    load_int16,
-    load_int32,
-    store_float32,
-    store_int16,
-    store_int32,
 )
 
 
@@ -68,11 +60,7 @@ FLOAT16 = OperandType(np.dtype(np.float16), "float16", 13, -14, 65504.0)
 BFLOAT16 = OperandType(np.dtype(ml_dtypes.bfloat16), "bfloat16", 16, -126, 255 * 2.0**120)
 OPERAND_TYPES = {t.dtype: t for t in (FLOAT16, BFLOAT16)}
 
-ZERO_EXPONENT = -15000  # of a zero operand in int16: a sum of two stays below every real exponent, without overflow
-# The vector path holds while nonzero products and accumulators stay within 2^-100 ... 2^100, and while A stays below
-# 2^27, so that a zero weight, whose biased exponent reads 0, never raises E above the floor.
-EXPONENT_FLOOR, EXPONENT_CEILING, A_CEILING = -100, 100, 26
-FLOOR_BIASED = np.int16(EXPONENT_FLOOR + 127)
+ZERO_EXPONENT = -15000  # of a zero operand: a sum of two stays below every real exponent
 
 
 def architecture_of(name: str) -> TensorCore:
@@ -98,110 +86,6 @@ def operand_type_of(dtype: Any, where: str) -> OperandType:
             way_out="convert the array first",
         )
     return found
-
-
-# The vector path. Rows are addresses (see jit.py). Exponents are int16 and biased by 127 on B's side and in the
-# accumulator, unbiased on A's: their sum is the biased exponent of the product. Every step is a loop over columns that
-# the compiler turns into vector instructions.
-
-
-@jit()
-def exponents8(columns: int, top: int, start: int, b_exp: Any, h: int, a: int) -> None:
-    """top[c] = max(start[c], a[i] + b_exp[h+i, c]) for i in 0..7; `top` must not overlap the others."""
-    e0 = address(b_exp, h + 0)
-    e1 = address(b_exp, h + 1)
-    e2 = address(b_exp, h + 2)
-    e3 = address(b_exp, h + 3)
-    e4 = address(b_exp, h + 4)
-    e5 = address(b_exp, h + 5)
-    e6 = address(b_exp, h + 6)
-    e7 = address(b_exp, h + 7)
-    a0 = load_int16(a, 0)
-    a1 = load_int16(a, 1)
-    a2 = load_int16(a, 2)
-    a3 = load_int16(a, 3)
-    a4 = load_int16(a, 4)
-    a5 = load_int16(a, 5)
-    a6 = load_int16(a, 6)
-    a7 = load_int16(a, 7)
-    for c in range(columns):
-        t = load_int16(start, c)
-        v = np.int16(load_int16(e0, c) + a0)
-        t = v if v > t else t
-        v = np.int16(load_int16(e1, c) + a1)
-        t = v if v > t else t
-        v = np.int16(load_int16(e2, c) + a2)
-        t = v if v > t else t
-        v = np.int16(load_int16(e3, c) + a3)
-        t = v if v > t else t
-        v = np.int16(load_int16(e4, c) + a4)
-        t = v if v > t else t
-        v = np.int16(load_int16(e5, c) + a5)
-        t = v if v > t else t
-        v = np.int16(load_int16(e6, c) + a6)
-        t = v if v > t else t
-        v = np.int16(load_int16(e7, c) + a7)
-        t = v if v > t else t
-        store_int16(top, c, t)
-
-
-@jit()
-def products8(columns: int, total: int, top: int, fraction_bits: Any, b: Any, h: int, a: int) -> None:
-    """total[c] = sum over i in 0..7 of trunc(a[i] * b[h+i, c] * 2^(F - E)), int32, E from the biased top[c].
-
-    A product is below 2^(E+2), so its integer is below 2^(F+2), and the sum of 16 of them below 2^31.
-    """
-    bias = np.int32(254 + fraction_bits)
-    b0 = address(b, h + 0)
-    b1 = address(b, h + 1)
-    b2 = address(b, h + 2)
-    b3 = address(b, h + 3)
-    b4 = address(b, h + 4)
-    b5 = address(b, h + 5)
-    b6 = address(b, h + 6)
-    b7 = address(b, h + 7)
-    a0 = load_float32(a, 0)
-    a1 = load_float32(a, 1)
-    a2 = load_float32(a, 2)
-    a3 = load_float32(a, 3)
-    a4 = load_float32(a, 4)
-    a5 = load_float32(a, 5)
-    a6 = load_float32(a, 6)
-    a7 = load_float32(a, 7)
-    for c in range(columns):
-        s = bits_float32(np.int32(np.int32(bias - np.int32(load_int16(top, c))) << 23))
-        store_int32(
-            total,
-            c,
-            np.int32(
-                np.int32((load_float32(b0, c) * a0) * s)
-                + np.int32((load_float32(b1, c) * a1) * s)
-                + np.int32((load_float32(b2, c) * a2) * s)
-                + np.int32((load_float32(b3, c) * a3) * s)
-                + np.int32((load_float32(b4, c) * a4) * s)
-                + np.int32((load_float32(b5, c) * a5) * s)
-                + np.int32((load_float32(b6, c) * a6) * s)
-                + np.int32((load_float32(b7, c) * a7) * s)
-            ),
-        )
-
-
-@jit()
-def accumulate(columns: int, acc: int, acc_exp: int, total: int, other: int, top: int, fraction_bits: Any) -> None:
-    """acc[c] = toward-zero float32 of (total[c] + other[c] + acc[c] cut to 2^(E-F)); acc_exp[c] its biased exponent."""
-    bias = np.int32(254 + fraction_bits)
-    for c in range(columns):
-        e = np.int32(load_int16(top, c))
-        up = bits_float32(np.int32(np.int32(bias - e) << 23))
-        down = bits_float32(np.int32(np.int32(e - np.int32(fraction_bits)) << 23))
-        products = np.int32(load_int32(total, c) + load_int32(other, c))
-        units = np.float64(products) + np.float64(np.int32(load_float32(acc, c) * up))
-        # float64 holds the sum exactly; dropping its low 29 bits is the conversion toward zero, in float32's normal
-        # range.
-        value = np.float32(bits_float64(float64_bits(units * np.float64(down)) & np.int64(-536870912)))
-        store_float32(acc, c, value)
-        exponent = np.int16(np.int32(float32_bits(value) >> 23) & np.int32(255))
-        store_int16(acc_exp, c, exponent if exponent > FLOOR_BIASED else FLOOR_BIASED)
 
 
 @jit()
