@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -91,7 +92,7 @@ def alignment_table(
     tables.write(name, out, statistics, record, code=code(f"table_{name}"))
 
 
-def _report(wrong: list[str], otherwise: str) -> None:
+def _report(wrong: Sequence[object], otherwise: str) -> None:
     for line in wrong:
         print(line)
     if wrong:

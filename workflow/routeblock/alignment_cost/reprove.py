@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A committed record of the cost, proved again on this CPU: its files, its routings and plans, the variants that ran.
+"""A committed record of the cost, proved again on this CPU: its files, every batch, its plans, the variants that ran.
 
 Times cannot be computed again. Nor can what the GPU wrote: that every arm's plan was the reference's is the record's
 word, but the reference's plans are ours, from the protocol's seed.
@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-from routeblock.alignment_cost import record, routings
-from routeblock.alignment_cost.batches import Batch
+from routeblock.alignment_cost import conform, record, routings
 from routeblock.alignment_cost.measure import planned
-from routeblock.alignment_cost.protocol import Arm, Point, Protocol, load
+from routeblock.alignment_cost.protocol import Protocol, load
+from routeblock.alignment_cost.reasons import Finding, Reason
 from routeblock.cuda.align_variants import Gpu, Problem, serving
 from routeblock.errors import InputError
 from routeblock.evidence.archive import CONTENTS
@@ -29,7 +28,7 @@ SHARED_BYTES = {"sm_90": 227 * 1024}
 _KEY = ("campaign", "experts", "top_k", "tokens")
 
 
-def unsealed(source: Path) -> list[str]:
+def unsealed(source: Path) -> list[Finding]:
     """The files of a record that are not what the recording machine listed in `contents.json`.
 
     Raises InputError if that cannot be read.
@@ -45,14 +44,29 @@ def unsealed(source: Path) -> list[str]:
             way_out="unpack the archive again",
         ) from e
     return [
-        f"{source / name}: not the bytes that were recorded"
+        Finding(str(source / name), Reason.SEAL, "not the bytes that were recorded")
         for name in record.FILES
         if digests.get(name) != sha256_file(source / name)
     ]
 
 
-def disagreements(found: record.Recorded, protocol: Protocol) -> list[str]:
-    """What of a record is not what the protocol's seed and our own table of variants give, one line each.
+def deviations(found: record.Recorded, protocol_path: Path) -> list[Finding]:
+    """Where a record leaves its protocol, walked batch by batch. Raises InputError if a document lacks something."""
+    rules = json.loads(protocol_path.read_text(encoding="utf-8"))
+    rows = [vars(batch) for batch in found.batches]
+    try:
+        return conform.deviations(rows, found.run, found.exactness, found.sanitizer, rules)
+    except (KeyError, TypeError, AttributeError) as e:
+        raise InputError(
+            f"a document of the record lacks {e}",
+            where=str(found.folder),
+            limit=f"{record.RUN}, {record.EXACT} and {record.SANITIZER} are needed as they were recorded",
+            way_out="unpack the archive again",
+        ) from e
+
+
+def disagreements(found: record.Recorded, protocol: Protocol) -> list[Finding]:
+    """What of a record is not what the protocol's seed and our own table of variants give.
 
     Raises InputError for a GPU whose shared memory is not known here.
     """
@@ -67,55 +81,27 @@ def disagreements(found: record.Recorded, protocol: Protocol) -> list[str]:
     number = int(architecture.removeprefix("sm_"))
     gpu = Gpu((number // 10, number % 10), SHARED_BYTES[architecture])
     told = {tuple(c[n] for n in _KEY): c for c in found.run["checks"]}
-    wrong = [] if len(told) == len(found.run["checks"]) else ["a point was checked twice"]
+    wrong = []
     for point in planned(protocol):
-        check = told.pop((str(point.campaign), point.experts, point.top_k, point.tokens), None)
-        if check is not None:
-            wrong += [f"{point.label}: {line}" for line in _other(check, point, protocol.seed, gpu)]
-    wrong += [f"{' '.join(map(str, key))}: no point of the protocol" for key in told]
-    return wrong + _batches(found, gpu)
-
-
-def _other(check: dict[str, Any], point: Point, seed: int, gpu: Gpu) -> list[str]:
-    wrong = []
-    if check["canonical_sha256"] != routings.digests(point, seed):
-        wrong.append("the plans are not those of its seed")
-    if check["block_size"] != point.block_size:
-        wrong.append(f"block size {check['block_size']}, where vLLM takes {point.block_size}")
-    ours = _variant(point.tokens * point.top_k, point.experts, point.block_size, gpu)
-    if check["variant"] != ours:
-        wrong.append(f"variant {check['variant']}, where the table has {ours}")
+        check = told.get((str(point.campaign), point.experts, point.top_k, point.tokens))
+        if check is None:  # a point that was timed and not checked is no concern of this function
+            continue
+        if check["canonical_sha256"] != list(routings.digests(point, protocol.seed)):
+            wrong.append(Finding(point.label, Reason.PLANS, "the plans are not those of the protocol's seed"))
+        ours = serving(Problem(point.tokens * point.top_k, point.experts, point.block_size), gpu).name
+        if check["variant"] != ours:
+            told_variant = f"variant {check['variant']}, where the table has {ours}"
+            wrong.append(Finding(point.label, Reason.VARIANT, told_variant))
     return wrong
 
 
-def _variant(routes: int, experts: int, block_size: int, gpu: Gpu) -> str:
-    return serving(Problem(routes, experts, block_size), gpu).name
-
-
-def _batches(found: record.Recorded, gpu: Gpu) -> list[str]:
-    """Batches of the canonical arm that name another variant, and points that were timed and not checked."""
-    checked = {tuple(c[n] for n in _KEY) for c in found.run["checks"]}
-    wrong = []
-    for b in {(*_place(b), b.variant): b for b in found.batches if b.arm == Arm.CANONICAL}.values():
-        label = f"{b.campaign} E={b.experts} k={b.top_k} M={b.tokens}"
-        if _place(b) not in checked:
-            wrong.append(f"{label}: timed, not checked")
-        if b.variant != _variant(b.tokens * b.top_k, b.experts, b.block_size, gpu):
-            wrong.append(f"{label}: batches of variant {b.variant or 'none'}")
-    return wrong
-
-
-def _place(b: Batch) -> tuple[Any, ...]:
-    return tuple(getattr(b, n) for n in _KEY)
-
-
-def write(out: Path, source: Path, protocol_path: Path, *, code: str) -> list[str]:
+def write(out: Path, source: Path, protocol_path: Path, *, code: str) -> list[Finding]:
     """Copy the record in `source` to `out`, sealed by `recorded_alignment.manifest.json`.
 
-    Returns what `unsealed`, `record.problems` and `disagreements` find; then nothing is written.
+    Returns what `unsealed`, `deviations` and `disagreements` find; then nothing is written.
     """
     protocol, found = load(protocol_path), record.read(source)
-    wrong = unsealed(source) or record.problems(found, protocol) + disagreements(found, protocol)
+    wrong = unsealed(source) or deviations(found, protocol_path) + disagreements(found, protocol)
     if wrong:
         return wrong
     for name in record.FILES:

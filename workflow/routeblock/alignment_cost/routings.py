@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ def plan_digest(plan: AlignedPlan) -> str:
     return digest.hexdigest()
 
 
-def digests(point: Point, seed: int) -> list[str]:
+@cache
+def digests(point: Point, seed: int) -> tuple[str, ...]:
     """The digest of the canonical plan of each routing of a point."""
-    return [plan_digest(canonical(point, ids)) for ids in draw(point, seed)]
+    return tuple(plan_digest(canonical(point, ids)) for ids in draw(point, seed))

@@ -2,8 +2,8 @@
 """A second computation of the cost's statistics and verdicts; the two must agree exactly.
 
 Nothing of the measurement or of the first computation is shared: protocol, seal and raw batches are read as plain JSON
-and parquet; medians, quantiles, pairing, order and verdicts are done again in plain Python. Only the random draw is
-NumPy's, because the protocol names it.
+and parquet, and walked by `conform`; medians, quantiles, pairing and verdicts are done again in plain Python. Only the
+random draw is NumPy's, because the protocol names it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 import numpy
 import pyarrow.parquet
 
+from routeblock.alignment_cost import conform
+from routeblock.alignment_cost.reasons import Finding, Reason
 from routeblock.errors import InputError
 from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json
@@ -26,7 +28,16 @@ Row = dict[str, Any]
 Key = tuple[Any, ...]
 _SEALS = ("record_alignment.manifest.json", "recorded_alignment.manifest.json")  # of a GPU, of a committed record
 _BATCHES = "batches.parquet"
-_CLOCKS = {"operator": ("graph", "stream", "host"), "layer": ("graph", "stream")}
+_DOCUMENTS = ("run.json", "exactness.json", "sanitizer.json")
+_STATISTICS = "statistics.json"
+_KEY = ("campaign", "experts", "top_k", "tokens", "mode", "series")
+_COLUMNS = (
+    dict.fromkeys(("campaign", "role", "mode", "series", "arm", "variant", "direction", "reason"), "string")
+    | dict.fromkeys(("experts", "top_k", "tokens", "block_size", "repetition", "attempt", "position"), "int64")
+    | dict.fromkeys(("calls", "warmups", "clock_events", "compute_processes", "sm_clock_mhz"), "int64")
+    | dict.fromkeys(("elapsed_us", "time_us"), "double")
+    | {"temperature_c": "int64", "accepted": "bool"}
+)
 
 
 def _middle(values: list[float]) -> float:
@@ -63,15 +74,6 @@ def _estimate(new: dict[int, float], old: dict[int, float], bootstrap: Row) -> R
     }
 
 
-def _points(rules: Row) -> list[Row]:
-    return [
-        {"campaign": campaign, "tokens": tokens} | {k: group[k] for k in ("role", "experts", "top_k", "repetitions")}
-        for campaign in _CLOCKS
-        for group in rules[campaign]["points"]
-        for tokens in group["tokens"]
-    ]
-
-
 def _verdict(told: Row, margin: float, least: float) -> str:
     if told["n"] == 0 or told["n"] < least:
         return "undecided"
@@ -81,123 +83,152 @@ def _verdict(told: Row, margin: float, least: float) -> str:
 
 
 def recompute(rows: list[Row], rules: Row) -> dict[Key, Row]:
-    """Every comparison that the protocol asks for, by (campaign, experts, top_k, tokens, mode, series)."""
+    """Every comparison that the protocol asks for, by (campaign, experts, top_k, tokens, mode, series).
+
+    `rows` are batches that conform to the protocol, or those of some of its points.
+    """
     times: dict[Key, dict[int, float]] = {}
+    variants: dict[Key, str] = {}
     for row in rows:
         if row["accepted"]:
-            key = tuple(row[name] for name in ("campaign", "experts", "top_k", "tokens", "mode", "series"))
+            key = tuple(row[name] for name in _KEY)
             times.setdefault(key, {})[row["repetition"]] = row["elapsed_us"] / row["calls"]
+            variants[key] = row["variant"]
     found: dict[Key, Row] = {}
-    for point in _points(rules):
-        for clock in _CLOCKS[point["campaign"]]:
-            shape = (point["campaign"], point["experts"], point["top_k"], point["tokens"], clock)
-            old = times.get((*shape, rules["baseline"]), {})
-            floor = _estimate(times.get((*shape, rules["floor"]), {}), old, rules["bootstrap"])
+    for point in conform.planned(rules):
+        for clock in point.calls:
+            old = times.get((*point.key, clock, rules["baseline"]), {})
+            told = {
+                name: _estimate(times.get((*point.key, clock, name), {}), old, rules["bootstrap"])
+                for name in (series["name"] for series in rules["series"])
+                if name != rules["baseline"]
+            }
             for series in rules["series"]:
-                if series["name"] == rules["baseline"]:
-                    continue
-                told = _estimate(times.get((*shape, series["name"]), {}), old, rules["bootstrap"])
-                margin = rules["margins"][point["campaign"]]
-                targets = [
-                    t["ratio"]
-                    for t in rules["targets"]
-                    if (t["campaign"], t["role"], t["mode"], t["series"])
-                    == (point["campaign"], point["role"], clock, series["name"])
-                    and point["tokens"] <= t["up_to_tokens"]
-                ]
-                told |= {f"floor_{name}": floor[name] for name in ("change", "low", "high")}
-                told |= {"role": point["role"], "arm": series["arm"], "planned": point["repetitions"], "margin": margin}
-                least = rules["minimum_pairs"] * point["repetitions"]
-                told["verdict"] = None if clock == "host" else _verdict(told, margin, least)
-                told["target"] = targets[0] if targets else None
-                told["reached"] = None
-                if targets and told["n"]:
-                    told["reached"] = told["change"] + 1 <= targets[0]
-                found[(*shape, series["name"])] = told
+                if series["name"] != rules["baseline"]:
+                    key = (*point.key, clock, series["name"])
+                    floor = told[rules["floor"]]
+                    labels = dict(zip(_KEY, key, strict=True)) | {"arm": series["arm"]}
+                    labels |= {"variant": variants.get(key, ""), "block_size": point.block_size, "role": point.role}
+                    found[key] = labels | told[series["name"]] | _judged(point, clock, series, told, floor, rules)
     return found
 
 
-def unsealed(folder: Path) -> list[str]:
+def _judged(point: conform.Planned, clock: str, series: Row, every: dict[str, Row], floor: Row, rules: Row) -> Row:
+    told = every[series["name"]]
+    margin = float(rules["margins"][point.campaign])
+    kind = (point.campaign, point.role, clock, series["name"])
+    targets = [
+        float(t["ratio"])
+        for t in rules["targets"]
+        if (t["campaign"], t["role"], t["mode"], t["series"]) == kind and point.tokens <= t["up_to_tokens"]
+    ]
+    least = rules["minimum_pairs"] * point.repetitions
+    return {f"floor_{name}": floor[name] for name in ("change", "low", "high")} | {
+        "planned": point.repetitions,
+        "margin": margin,
+        "verdict": None if clock == "host" else _verdict(told, margin, least),
+        "target": targets[0] if targets else None,
+        "reached": told["change"] + 1 <= targets[0] if targets and told["n"] else None,
+    }
+
+
+def compare(told: Row, ours: dict[Key, Row], rules: Row) -> list[Finding]:
+    """Where `told`, the contents of a statistics.json, is not exactly what was recomputed."""
+    wrong = []
+    if told["protocol_sha256"] != conform.protocol_digest(rules):
+        wrong.append(Finding(_STATISTICS, Reason.PROTOCOL, f"carries protocol {told['protocol_sha256'][:12]}"))
+    theirs: dict[Key, Row] = {}
+    for row in told["comparisons"]:
+        key = tuple(row[name] for name in _KEY)
+        if key in theirs:
+            wrong.append(Finding(_named(key), Reason.COMPARISON_TWICE, "there twice"))
+        elif key not in ours:
+            wrong.append(Finding(_named(key), Reason.COMPARISON_UNKNOWN, "not in the protocol"))
+        theirs[key] = row
+    for key, mine in ours.items():
+        if key not in theirs:
+            wrong.append(Finding(_named(key), Reason.COMPARISON_MISSING, "only in the protocol"))
+            continue
+        for name in sorted(mine.keys() | theirs[key].keys()):
+            pair = [repr(side[name]) if name in side else "not there" for side in (theirs[key], mine)]
+            if pair[0] != pair[1]:  # as written: 40 is not 40.0
+                wrong.append(Finding(_named(key), Reason.VALUE, f"{name} is {pair[0]}, recomputed {pair[1]}"))
+    return wrong
+
+
+def _named(key: Key) -> str:
+    return " ".join(map(str, key))
+
+
+def unsealed(folder: Path) -> list[Finding]:
     """The files of a record that are not what its manifest sealed."""
     wrong = []
     manifest = next((folder / name for name in _SEALS if (folder / name).is_file()), folder / _SEALS[0])
-    for entry in json.loads(manifest.read_text(encoding="utf-8"))["outputs"]:
-        path = folder / entry["path"]
+    sealed = {entry["path"]: entry["sha256"] for entry in json.loads(manifest.read_text(encoding="utf-8"))["outputs"]}
+    for name in sorted({*sealed, _BATCHES, *_DOCUMENTS}):
+        path = folder / name
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "nothing"
-        if digest != entry["sha256"]:
-            wrong.append(f"{path}: edited: SHA-256 {digest[:16]}, sealed with {entry['sha256'][:16]}")
+        if digest != sealed.get(name):
+            told = f"edited: SHA-256 {digest[:16]}, sealed with {sealed.get(name, 'nothing')[:16]}"
+            wrong.append(Finding(str(path), Reason.SEAL, told))
     return wrong
 
 
-def misplaced(rows: list[Row], rules: Row) -> list[str]:
-    """Batches that do not stand where the protocol's order puts their series, or do not fit themselves."""
-    wrong = []
-    names, arms = [s["name"] for s in rules["series"]], {s["name"]: s["arm"] for s in rules["series"]}
-    seen: set[Key] = set()
-    for row in rows:
-        where = " ".join(str(row[n]) for n in ("campaign", "experts", "top_k", "tokens", "mode"))
-        where += f", repetition {row['repetition']}, attempt {row['attempt']}, position {row['position']}"
-        turn = row["repetition"] // 2 % len(names)
-        order = names[turn:] + names[:turn]
-        if row["repetition"] % 2:
-            order.reverse()
-        due = order[row["position"]] if 0 <= row["position"] < len(order) else None
-        if row["series"] != due:
-            wrong.append(f"{where}: series {row['series']}, where the order has {due}")
-        elif row["arm"] != arms[due]:
-            wrong.append(f"{where}: arm {row['arm']} under the label {due}, which is {arms[due]}")
-        if row["time_us"] != row["elapsed_us"] / row["calls"] or not row["elapsed_us"] > 0:
-            wrong.append(f"{where}: {row['time_us']} us a call are not {row['elapsed_us']} us by {row['calls']}")
-        if row["accepted"] != (row["reason"] == "") or row["reason"] not in {"", *rules["acceptance"]["reject"]}:
-            wrong.append(f"{where}: accepted {row['accepted']} with reason {row['reason']!r}")
-        key = (where, row["accepted"])
-        if key in seen:
-            wrong.append(f"{where}: there twice")
-        seen.add(key)
-    return wrong
+def _rows(path: Path) -> list[Row]:
+    table = pyarrow.parquet.read_table(path)
+    kinds = {field.name: str(field.type) for field in table.schema}
+    if kinds != _COLUMNS:
+        other = sorted(set(kinds.items()) ^ set(_COLUMNS.items()))
+        raise ValueError(f"columns of {path.name} are not those of batches: {other[0][0]}")
+    if empty := [name for name in table.column_names if table[name].null_count]:
+        raise ValueError(f"{path.name} has empty cells in column {empty[0]}")
+    rows: list[Row] = table.to_pylist()
+    return rows
 
 
-def disagreements(statistics: Path, folder: Path, protocol: Path) -> tuple[int, list[str]]:
-    """How many comparisons were recomputed, and whatever is not exactly equal or not in place, one line each."""
+def disagreements(statistics: Path, folder: Path, protocol: Path) -> tuple[int, list[Finding]]:
+    """How many comparisons were recomputed, and whatever is not exactly equal or not as the protocol has it.
+
+    Nothing is recomputed from batches that leave the protocol otherwise than by points that were not measured. Raises
+    InputError if a file is missing or malformed.
+    """
     try:
-        told = json.loads(statistics.read_text(encoding="utf-8"))["comparisons"]
-        rules = json.loads(protocol.read_text(encoding="utf-8"))
-        rows = pyarrow.parquet.read_table(folder / _BATCHES).to_pylist()
-        wrong = unsealed(folder)
-    except (OSError, ValueError, KeyError) as e:
-        raise InputError(
-            f"cannot be read: {e}",
-            where=str(folder),
-            limit="a sealed record, its statistics and the protocol are needed",
-            way_out="run alignment-statistics on the record first",
-        ) from e
-    wrong += misplaced(rows, rules)
-    ours = recompute(rows, rules)
-    theirs = {tuple(c[n] for n in ("campaign", "experts", "top_k", "tokens", "mode", "series")): c for c in told}
-    if len(theirs) != len(told):
-        wrong.append(f"{len(told) - len(theirs)} comparisons are there twice")
-    for key in sorted(ours.keys() ^ theirs.keys(), key=str):
-        wrong.append(f"{key}: only in {'the protocol' if key in ours else 'the statistics'}")
-    for key in ours.keys() & theirs.keys():
-        wrong += [
-            f"{' '.join(map(str, key))}: {name} is {theirs[key].get(name)!r}, recomputed {value!r}"
-            for name, value in ours[key].items()
-            if name not in theirs[key] or theirs[key][name] != value
-        ]
+        told, rules = (json.loads(path.read_text(encoding="utf-8")) for path in (statistics, protocol))
+        run, exact, tools = (json.loads((folder / name).read_text(encoding="utf-8")) for name in _DOCUMENTS)
+        rows = _rows(folder / _BATCHES)
+        wrong = unsealed(folder) + conform.deviations(rows, run, exact, tools, rules)
+        ours: dict[Key, Row] = {}
+        if {finding.reason for finding in wrong} <= {Reason.POINT_MISSING, Reason.SEAL}:
+            ours = recompute(rows, rules)
+            wrong += compare(told, ours, rules)
+    except KeyError as e:
+        raise _unreadable(folder, f"lacks {e}") from e
+    except (OSError, ValueError, TypeError, AttributeError) as e:
+        raise _unreadable(folder, f"cannot be read: {e}") from e
     return len(ours), wrong
 
 
-def write(out: Path, statistics: Path, folder: Path, protocol: Path, *, code: str) -> tuple[int, list[str]]:
+def _unreadable(folder: Path, what: str) -> InputError:
+    return InputError(
+        what,
+        where=str(folder),
+        limit="a sealed record, its statistics and the protocol are needed",
+        way_out="run alignment-statistics on the record first",
+    )
+
+
+def write(out: Path, statistics: Path, folder: Path, protocol: Path, *, code: str) -> tuple[int, list[Finding]]:
     """Write `validation.json` and its manifest to `out`; returns what `disagreements` does."""
     number, wrong = disagreements(statistics, folder, protocol)
+    told = [{"where": f.where, "reason": str(f.reason), "detail": f.detail} for f in wrong]
     path = out / "validation.json"
     with atomic_file(path) as tmp:
-        tmp.write_bytes(canonical_json({"comparisons": number, "disagreements": wrong}))
+        tmp.write_bytes(canonical_json({"comparisons": number, "disagreements": told}))
     seal(
         out / "validation.manifest.json",
         rule="validate_alignment",
         outputs=[path],
-        inputs=[statistics, protocol, folder / _BATCHES],
+        inputs=[statistics, protocol, *(folder / name for name in (_BATCHES, *_DOCUMENTS))],
         parameters={},
         code=code,
     )
