@@ -79,17 +79,39 @@ def validate_alignment(
     _report(wrong, f"{number} comparisons recomputed, all exactly equal")
 
 
+def mutate_alignment(
+    out: Out,
+    record: Annotated[Path, typer.Option(help="The record's folder.")],
+    statistics: Annotated[Path, typer.Option(help="Its statistics.json.")],
+    protocol: ProtocolFile = PROTOCOL,
+    declared: Annotated[Path, typer.Option(help="The declared edits.")] = Path("fixtures/alignment_mutations.json"),
+) -> None:
+    """Edit copies of a record, one each, and see them refused for the declared reasons; else exit 1."""
+    from routeblock.alignment_cost import mutate
+    from routeblock.workflow import code
+
+    entries = mutate.write(out, record, statistics, protocol, declared, code=code("alignment_mutations"))
+    wrong = [
+        f"{e['name']}: {', '.join(e['found']) or 'nothing'} found, declared {', '.join(e['reasons']) or 'nothing'}"
+        for e in entries
+        if e["as_declared"] is False
+    ]
+    _report(wrong, f"{len(entries)} copies judged as declared")
+
+
 def alignment_table(
     name: Annotated[str, typer.Argument(help="Which table.")],
     out: Out,
     record: Annotated[Path, typer.Option(help="The record's folder.")],
     statistics: Annotated[Path, typer.Option(help="Its statistics.json.")],
+    mutations: Annotated[Path, typer.Option(help="Its mutations.json.")],
 ) -> None:
     """Write one table of the alignment's cost as .parquet, .csv and .md."""
     from routeblock.alignment_cost import tables
     from routeblock.workflow import code
 
-    tables.write(name, out, statistics, record, code=code(f"table_{name}"))
+    tables.find(name)  # a name without a table has no code either
+    tables.write(name, out, statistics, record, mutations, code=code(f"table_{name}"))
 
 
 def _report(wrong: Sequence[object], otherwise: str) -> None:
@@ -106,6 +128,7 @@ COMMANDS = (
     alignment_exactness,
     alignment_statistics,
     validate_alignment,
+    mutate_alignment,
     alignment_table,
 )
 

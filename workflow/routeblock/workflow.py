@@ -80,6 +80,7 @@ RULES: dict[str, Code] = {
     "recorded_alignment": Code(("routeblock.alignment_cost.reprove",)),
     "alignment_statistics": Code(("routeblock.alignment_cost.statistics",)),
     "validate_alignment": Code(("routeblock.alignment_cost.validate",)),
+    "alignment_mutations": Code(("routeblock.alignment_cost.mutate",)),
     **{f"table_{name}": Code(("routeblock.alignment_cost.tables",)) for name in ALIGNMENT_TABLES},
 }
 

@@ -51,6 +51,24 @@ rule validate_alignment:
         " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
 
 
+rule alignment_mutations:
+    input:
+        protocol="fixtures/protocols/alignment_cost.json",
+        declared="fixtures/alignment_mutations.json",
+        record=rules.recorded_alignment.output.record,
+        statistics=rules.alignment_statistics.output.statistics,
+    output:
+        mutations=f"{alignment.RESULTS}/mutations/mutations.json",
+        manifest=f"{alignment.RESULTS}/mutations/mutations.manifest.json",
+    log:
+        "results/logs/alignment_cost/mutations.log",
+    params:
+        code=code("alignment_mutations"),
+    shell:
+        "routeblock mutate-alignment --record $(dirname {input.record[0]}) --protocol {input.protocol}"
+        " --statistics {input.statistics} --declared {input.declared} --out $(dirname {output.mutations}) > {log} 2>&1"
+
+
 for name in alignment.TABLES:
 
     rule:
@@ -60,6 +78,7 @@ for name in alignment.TABLES:
             record=rules.recorded_alignment.output.record,
             statistics=rules.alignment_statistics.output.statistics,
             validation=rules.validate_alignment.output.validation,
+            mutations=rules.alignment_mutations.output.mutations,
         output:
             tables=multiext(f"results/tables/{name}", ".parquet", ".csv", ".md"),
             manifest=f"results/tables/{name}.manifest.json",
@@ -70,4 +89,4 @@ for name in alignment.TABLES:
             name=name,
         shell:
             "routeblock alignment-table {params.name} --record $(dirname {input.record[0]})"
-            " --statistics {input.statistics} --out $(dirname {output.manifest}) 2> {log}"
+            " --statistics {input.statistics} --mutations {input.mutations} --out $(dirname {output.manifest}) 2> {log}"

@@ -26,6 +26,7 @@ Key = tuple[Any, ...]
 
 # Clocks that are read together, by campaign: those of one attempt at a repetition. The protocol's `modes`.
 CLOCKS = {"operator": (("graph",), ("stream", "host")), "layer": (("graph",), ("stream",))}
+_FAMILIES = {(campaign, clock): f for campaign, every in CLOCKS.items() for f in every for clock in f}
 # NVML: nvmlClocksEventReasons.
 _EVENTS = {
     "sw_power_cap": 1 << 2,
@@ -40,6 +41,18 @@ _UNKNOWN = -1  # an answer that NVML refused
 _POINT = ("campaign", "experts", "top_k", "tokens")
 _point = itemgetter(*_POINT)
 _CANONICAL = "canonical"
+# Columns that follow from the protocol and a batch's place in it.
+_LABELS = {
+    "role": Reason.ROLE,
+    "block_size": Reason.BLOCK_SIZE,
+    "arm": Reason.ARM,
+    "variant": Reason.VARIANT,
+    "position": Reason.POSITION,
+    "direction": Reason.DIRECTION,
+    "calls": Reason.CALLS,
+    "warmups": Reason.WARMUPS,
+}
+_labels = itemgetter(*_LABELS)
 
 
 def protocol_digest(rules: Row) -> str:
@@ -147,6 +160,7 @@ class _Walk:
         self._arms = {series["name"]: series["arm"] for series in rules["series"]}
         self._checks: dict[Key, Row] = {}
         self._attempts: dict[Key, dict[int, dict[int, list[int]]]] = {}
+        self._reasons: dict[str, str] = rules["acceptance"]["reject"]
         self._watched = sum(_EVENTS[name] for name in rules["acceptance"]["throttle_reasons"])
 
     def findings(self) -> Iterator[Finding]:
@@ -204,7 +218,7 @@ class _Walk:
                     yield Finding(self._who(index), Reason.POINT_UNKNOWN, "no point of the protocol")
                 strangers.add(place(row))
                 continue
-            family = next((f for f in CLOCKS[point.campaign] if row["mode"] in f), None)
+            family = _FAMILIES.get((point.campaign, row["mode"]))
             if family is None:
                 told = f"campaign {point.campaign} has no clock {row['mode']!r}"
                 yield Finding(self._who(index), Reason.CLOCK_UNKNOWN, told)
@@ -234,29 +248,30 @@ class _Walk:
             check = self._checks.get(point.key)
             variant = row["variant"] if check is None else check["variant"]
         due = (
-            (Reason.ROLE, "role", point.role),
-            (Reason.BLOCK_SIZE, "block_size", point.block_size),
-            (Reason.ARM, "arm", self._arms[row["series"]]),
-            (Reason.VARIANT, "variant", variant),
-            (Reason.POSITION, "position", self._position(row)),
-            (Reason.DIRECTION, "direction", "reversed" if row["repetition"] % 2 else "forward"),
-            (Reason.CALLS, "calls", point.calls[row["mode"]]),
-            (Reason.WARMUPS, "warmups", self._rules["warmups"]),
+            point.role,
+            point.block_size,
+            self._arms[row["series"]],
+            variant,
+            self._position(row),
+            "reversed" if row["repetition"] % 2 else "forward",
+            point.calls[row["mode"]],
+            self._rules["warmups"],
         )
-        for reason, name, value in due:
-            if row[name] != value:
-                yield Finding(self._who(index), reason, f"{name} is {row[name]!r}, the protocol gives {value!r}")
+        if (told := _labels(row)) != due:
+            for (name, reason), is_, should in zip(_LABELS.items(), told, due, strict=True):
+                if is_ != should:
+                    yield Finding(self._who(index), reason, f"{name} is {is_!r}, the protocol gives {should!r}")
         times = row["elapsed_us"], row["time_us"]
         if not (math.isfinite(times[0]) and math.isfinite(times[1]) and min(times) > 0):
             yield Finding(self._who(index), Reason.TIME, f"{times[0]!r} us, {times[1]!r} us a call: no time")
         elif row["calls"] == 0 or times[1] != times[0] / row["calls"]:
-            told = f"{times[1]!r} us a call are not {times[0]!r} us by {row['calls']}"
-            yield Finding(self._who(index), Reason.TIME, told)
+            detail = f"{times[1]!r} us a call are not {times[0]!r} us by {row['calls']}"
+            yield Finding(self._who(index), Reason.TIME, detail)
         if min(state := _state(row)) < _UNKNOWN:
             yield Finding(self._who(index), Reason.STATE, f"{state} is no state of a device")
-        if row["accepted"] != (row["reason"] == "") or row["reason"] not in ("", *self._rules["acceptance"]["reject"]):
-            told = f"accepted {row['accepted']} with reason {row['reason']!r}"
-            yield Finding(self._who(index), Reason.ACCEPTANCE, told)
+        if row["accepted"] != (row["reason"] == "") or (row["reason"] and row["reason"] not in self._reasons):
+            detail = f"accepted {row['accepted']} with reason {row['reason']!r}"
+            yield Finding(self._who(index), Reason.ACCEPTANCE, detail)
 
     def _family(self, point: Planned, family: tuple[str, ...]) -> Iterator[Finding]:
         """The repetitions of a point on clocks that are read together, attempt by attempt."""
@@ -320,7 +335,7 @@ class _Walk:
         verdict = verdicts.pop() if len(verdicts) == 1 else None
         if due and any(self._rows[i]["accepted"] for i in indices):
             yield Finding(where, Reason.NOT_REJECTED, f"accepted, the protocol rejects it: {', '.join(sorted(due))}")
-        elif verdict and verdict[1] in self._rules["acceptance"]["reject"]:
+        elif verdict and verdict[1] in self._reasons:
             possible = due | ({"late"} if "stream" in family else set())
             if verdict[1] not in possible:
                 told = f"rejected as {verdict[1]!r}, seen was {', '.join(sorted(due)) or 'nothing'}"

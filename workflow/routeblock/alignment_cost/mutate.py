@@ -164,3 +164,19 @@ def write(
         code=code,
     )
     return entries
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The entries of a `mutations.json`. Raises InputError if it is none."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["format"] != FORMAT:
+            raise ValueError(f"format {told['format']}")
+        return list(told["mutations"])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise InputError(
+            f"no edits of a record: {e}",
+            where=str(path),
+            limit="a file of `routeblock mutate-alignment` is needed",
+            way_out="run that command",
+        ) from e

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from routeblock import tables
-from routeblock.alignment_cost import record, statistics
+from routeblock.alignment_cost import mutate, record, statistics
 from routeblock.alignment_cost.protocol import Arm
 from routeblock.alignment_cost.record import Recorded
 from routeblock.alignment_cost.statistics import Comparison
@@ -24,10 +24,11 @@ _SHAPE = ("campaign", "role", "experts", "top_k", "tokens", "block_size", "mode"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What tables are made from."""
+    """What tables are made from. edits: what became of the record's edited copies."""
 
     comparisons: Sequence[Comparison]
     found: Recorded
+    edits: Sequence[Row] = ()
 
 
 def _ratio(change: float | None) -> float | None:
@@ -99,6 +100,16 @@ def _read_from(rival: Row) -> str:
     return ", ".join(f"{what}: {'yes' if rival[what] else 'no'}" for what in ("argument", "variable"))
 
 
+def mutations(given: Evidence) -> list[Row]:
+    """Each edited copy: what was changed, by what it has to be refused, for which reasons, and for which it was."""
+    return [
+        {"edit": e["name"], "change": e["change"], "by": e["by"], "findings": e["findings"]}
+        | {"declared": ", ".join(e["reasons"]), "found": e["note"] or ", ".join(e["found"])}
+        | {"as_declared": e["as_declared"]}
+        for e in given.edits
+    ]
+
+
 def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
     return {"check": check, "cases": cases, "outcome": outcome, "detail": detail}
 
@@ -146,14 +157,24 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "not fill the queue in time; timed again. Sanitizer tools ran over all variants at hostile sizes. full_k: the "
         "batch-invariant mode of the packed GEMM, the rival cure.",
     ),
+    "alignment_mutations": (
+        mutations,
+        (
+            *(Column(name) for name in ("edit", "change", "by", "declared", "found")),
+            Column("findings", "count"),
+            Column("as_declared", "flag"),
+        ),
+        "Edited copies of the record, and why each is refused",
+        "Declared beforehand in fixtures/alignment_mutations.json. Each edit is written as a forger would: counts and "
+        "digests fit again. by: conform walks every batch against the protocol, for `recorded-alignment` and "
+        "`validate-alignment` both; reprove computes plans and variants again; validate computes the statistics again. "
+        "as_declared: refused by that one alone, for exactly the declared reasons; the unchanged copy for none.",
+    ),
 }
 
 
-def write(name: str, out: Path, statistics_file: Path, folder: Path, *, code: str) -> list[Path]:
-    """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
-
-    Raises InputError for an unknown name or inputs that are not what they should be.
-    """
+def find(name: str) -> tuple[Maker, tuple[Column, ...], str, str]:
+    """The table of this name. Raises InputError if there is none."""
     if name not in TABLES:
         raise InputError(
             f"no table is called {name!r}",
@@ -161,14 +182,22 @@ def write(name: str, out: Path, statistics_file: Path, folder: Path, *, code: st
             limit=f"known tables are {', '.join(TABLES)}",
             way_out="name one of them",
         )
-    maker, columns, title, notes = TABLES[name]
-    rows = maker(Evidence(statistics.read(statistics_file), record.read(folder)))
+    return TABLES[name]
+
+
+def write(name: str, out: Path, statistics_file: Path, folder: Path, mutations_file: Path, *, code: str) -> list[Path]:
+    """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
+
+    Raises InputError for an unknown name or inputs that are not what they should be.
+    """
+    maker, columns, title, notes = find(name)
+    rows = maker(Evidence(statistics.read(statistics_file), record.read(folder), mutate.read(mutations_file)))
     files = tables.write(out, name, columns, rows, title=title, notes=notes)
     seal(
         out / f"{name}.manifest.json",
         rule=f"table_{name}",
         outputs=files,
-        inputs=[statistics_file, *(folder / f for f in record.FILES)],
+        inputs=[statistics_file, mutations_file, *(folder / f for f in record.FILES)],
         parameters={},
         code=code,
     )
