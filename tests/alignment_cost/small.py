@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from routeblock.alignment_cost import batches as raw
-from routeblock.alignment_cost import record
+from routeblock.alignment_cost import record, reprove, routings
 from routeblock.alignment_cost.measure import Checked, Measured, Sample, run
 from routeblock.alignment_cost.protocol import Arm, Mode, Point, Series, load
+from routeblock.cuda.align_variants import Gpu, Problem, serving
 from routeblock.cuda.telemetry import State
 from routeblock.evidence.digest import canonical_json
 
 COMMITTED = Path(__file__).parents[2] / "fixtures/protocols/alignment_cost.json"
+SEED = load(COMMITTED).seed
+H200 = Gpu((9, 0), reprove.SHARED_BYTES["sm_90"])
 SPEED = {Arm.NATIVE: 4.0, Arm.CANONICAL: 2.4, Arm.SORT: 9.0}
 
 
@@ -37,13 +42,12 @@ def protocol_file(folder: Path, **changes: Any) -> Path:
 
 
 class FakeSession:
-    variant = "staged_512x1b"
-
     def __init__(self, rig: FakeRig, point: Point) -> None:
         self.rig, self.point = rig, point
+        self.variant = serving(Problem(point.tokens * point.top_k, point.experts, point.block_size), H200).name
 
     def check(self) -> Checked:
-        return Checked(frozenset(self.rig.wrong), {"canonical_sha256": []})
+        return Checked(frozenset(self.rig.wrong), {"canonical_sha256": list(routings.digests(self.point, SEED))})
 
     def warm_up(self, series: Series, mode: Mode, times: int) -> None:
         self.rig.log.append(f"warm {series.name} {mode}")
@@ -85,21 +89,44 @@ def measured(rig: FakeRig, path: Path, deadline: float = float("inf")) -> Measur
     return found
 
 
-def record_folder(out: Path, path: Path) -> Path:
-    """A sealed record of made-up times."""
-    protocol, found = load(path), measured(FakeRig(), path)
-    out.mkdir()
-    raw.write(out / record.BATCHES, found.batches)
-    told = {
+def late_streams() -> list[bool]:
+    """Late in the first streamed repetition of the first point, and in all three attempts at the layer's first."""
+    late, timely = [True, False, False, False], [False] * 4
+    return (late + timely * 8 + timely * 8 + late * 3)[::-1]
+
+
+def documents(found: Measured, path: Path) -> dict[str, Any]:
+    """What a record tells besides its batches."""
+    protocol = load(path)
+    build = protocol.builds[0]
+    run = {
         "protocol_sha256": protocol.digest(),
-        "extension": {"sha256": protocol.builds[0].extension_sha256},
-        "cubin_sha256": "c",
+        "device": {"name": "NVIDIA H200", "architecture": "sm_90", "driver": "580", "cuda": "13.0"},
+        "extension": {"sha256": build.extension_sha256, "vllm": build.vllm},
+        "cubin_sha256": "c" * 64,
         "checks": found.checks,
         "not_measured": found.left,
+        "batches": dict(Counter(f"{b.campaign} {b.mode} {b.reason or 'accepted'}" for b in found.batches)),
     }
-    (out / record.RUN).write_bytes(canonical_json(told))
-    (out / record.EXACT).write_bytes(canonical_json({"differs": "", "cubin_sha256": "c"}))
     tools = [{"tool": t, "outcome": "clean", "lines": ["0 errors"]} for t in record.TOOLS]
-    (out / record.SANITIZER).write_bytes(canonical_json({"tools": tools}))
-    record._seal(out, path, protocol, "0" * 64)
+    return {
+        record.RUN: run,
+        record.EXACT: {"differs": "", "cubin_sha256": "c" * 64, "gpu": "NVIDIA H200"},
+        record.SANITIZER: {"tools": tools},
+    }
+
+
+def write_record(out: Path, path: Path, batches: Iterable[raw.Batch], told: dict[str, Any]) -> Path:
+    """Write and seal a record, over one that is there."""
+    out.mkdir(exist_ok=True)
+    raw.write(out / record.BATCHES, batches)
+    for name, document in told.items():
+        (out / name).write_bytes(canonical_json(document))
+    record._seal(out, path, load(path), "0" * 64)
     return out
+
+
+def record_folder(out: Path, path: Path) -> Path:
+    """A sealed record of made-up times, with late repetitions."""
+    found = measured(FakeRig(late=late_streams()), path)
+    return write_record(out, path, found.batches, documents(found, path))

@@ -34,7 +34,7 @@ def test_every_series_is_timed_in_every_repetition_and_bound_points_come_first(p
         ("canonical", 2),
         ("sort", 3),
     ]
-    assert {b.variant for b in found if b.arm == "canonical"} == {"staged_512x1b"}
+    assert {b.variant for b in found if b.arm == "canonical" and b.tokens < 128} == {"staged_512x1b"}
 
 
 def test_a_throttled_repetition_stays_in_the_data_and_is_timed_again(protocol: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from small import COMMITTED
 
 from routeblock.alignment_cost import record, reprove, statistics, tables, validate, wiring
-from routeblock.alignment_cost.protocol import load
+from routeblock.alignment_cost.protocol import Campaign, Role, load, points
+from routeblock.alignment_cost.reasons import Reason
 from routeblock.alignment_cost.statistics import Comparison
 from routeblock.alignment_cost.tables import Evidence
 from routeblock.cli import main
@@ -39,6 +40,7 @@ def compared(found: record.Recorded) -> list[Comparison]:
 
 def test_the_record_is_whole_and_recomputed(found: record.Recorded) -> None:
     assert reprove.unsealed(HERE) == record.problems(found, PLAN) == reprove.disagreements(found, PLAN) == []
+    assert reprove.deviations(found, COMMITTED) == []
     assert len(found.run["checks"]) == 84 and not found.run["not_measured"]
     counted = sum(found.run["batches"].values())
     assert counted == len(found.batches) and {b.reason for b in found.batches} == {"", "late"}
@@ -69,6 +71,9 @@ def test_the_stopped_recording_says_the_same_where_it_measured() -> None:
     assert len(earlier.run["not_measured"]) == 56
     assert record.problems(earlier, PLAN) == [f"{point}: not measured" for point in earlier.run["not_measured"]]
     assert reprove.unsealed(EARLIER) == reprove.disagreements(earlier, PLAN) == []
+    left = reprove.deviations(earlier, COMMITTED)
+    assert [f.where for f in left] == [p.label for p in points(PLAN, Campaign.OPERATOR) if p.role is Role.REPORTED]
+    assert {f.reason for f in left} == {Reason.POINT_MISSING}
     told = statistics.comparisons(earlier.batches, PLAN)
     assert all(c.reached for c in told if c.target is not None)
     layer = [c for c in told if c.series == "canonical" and c.campaign == "layer"]
@@ -107,7 +112,7 @@ def test_the_checks_are_told(found: record.Recorded, compared: list[Comparison])
 def test_the_rules_name_the_tables_and_files() -> None:
     assert tuple(tables.TABLES) == wiring.TABLES and record.FILES == wiring.FILES
     with pytest.raises(InputError, match="no table is called 'costs'"):
-        tables.write("costs", ROOT, ROOT, ROOT, code="")
+        tables.write("costs", ROOT, ROOT, ROOT, ROOT, code="")
 
 
 def copied(tmp_path: Path) -> Path:
@@ -139,11 +144,15 @@ def other_point(run: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "list_too", "words"),
     [
-        (other_plan, False, "run.json: not the bytes that were recorded"),
-        (other_plan, True, "operator E=128 k=8 M=8: the plans are not those of its seed"),
-        (other_variant, True, "operator E=128 k=8 M=8: variant tiles_512x4, where the table has staged_512x1b"),
-        (other_point, True, "operator 128 8 9: no point of the protocol"),
-        (other_point, True, "operator E=128 k=8 M=8: timed, not checked"),
+        (other_plan, False, "run.json: seal: not the bytes that were recorded"),
+        (other_plan, True, "operator E=128 k=8 M=8: plans: the plans are not those of the protocol's seed"),
+        (
+            other_variant,
+            True,
+            "operator E=128 k=8 M=8: variant: variant tiles_512x4, where the table has staged_512x1b",
+        ),
+        (other_point, True, "check of operator E=128 k=8 M=9: point_unknown: no point of the protocol"),
+        (other_point, True, "operator E=128 k=8 M=8: not_checked: timed, not checked"),
     ],
 )
 def test_an_edited_record_is_not_restored(
@@ -168,4 +177,4 @@ def test_a_restored_record_is_sealed_for_the_validator(tmp_path: Path) -> None:
     assert reprove.write(out, HERE, COMMITTED, code="0" * 64) == []
     assert validate.unsealed(out) == []
     (out / record.EXACT).write_text("{}")
-    assert ["exactness.json: edited" in line for line in validate.unsealed(out)] == [True]
+    assert [Path(f.where).name for f in validate.unsealed(out)] == [record.EXACT]

@@ -24,6 +24,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 cli_grouped.register(app)
 cli_alignment.register(app)
 
+LAST_SEED = 2**63 - 1  # as config.yaml has it: what a column of a table can hold
+
 Gpu = Annotated[int, typer.Option(help="Which of the visible GPUs, from 0.", min=0)]
 After = Annotated[Path | None, typer.Option(help="Touch the GPU only once this file (record.json) is there.")]
 Limit = Annotated[float, typer.Option(help="Seconds to wait for the file, and for the GPU's lock.", min=0)]
@@ -64,7 +66,7 @@ def environment(
 @app.command()
 def fixture(
     name: Annotated[str, typer.Option(help="Which fixture: published_geometry.")],
-    seed: Annotated[int, typer.Option(help="Seed of the drawn layer and inputs.", min=0)],
+    seed: Annotated[int, typer.Option(help="Seed of the drawn layer and inputs.", min=0, max=LAST_SEED)],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
 ) -> None:
     """Make a fixture of study A: a layer in AutoAWQ form, routed inputs, the plans of H0 and H1, checked facts."""
@@ -410,7 +412,7 @@ def random_plans(
     out: Annotated[Path, typer.Option(help="File to write; its manifest goes beside it.")],
     plans: Annotated[int, typer.Option(help="Number of random legal plans.", min=1)] = 200,
     grids: Annotated[str, typer.Option(help="Grids, separated by commas.")] = "246,200,528",
-    seed: Annotated[int, typer.Option(help="Seed of the plans.", min=0)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the plans.", min=0, max=LAST_SEED)] = 1,
 ) -> None:
     """Check the prediction on random plans, route by route; exit 1 if it is wrong once."""
     from routeblock.progress import shown
@@ -603,7 +605,7 @@ def generate_checkpoint(
     shards: Annotated[int, typer.Option(min=1)] = 5,
     plain_layer: Annotated[list[int] | None, typer.Option(help="A layer with unquantised experts.")] = None,
     revision: Annotated[str | None, typer.Option(help="Write the hub's cache layout with this snapshot.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.", min=0, max=LAST_SEED)] = 1,
 ) -> None:
     """Write a small checkpoint in a real format with random weights, to try the other commands on."""
     from routeblock.moe.checkpoint.generator import Spec, generate

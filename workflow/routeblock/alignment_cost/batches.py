@@ -62,6 +62,9 @@ def read(path: Path) -> list[Batch]:
         table = pq.read_table(path)
         if not table.schema.equals(SCHEMA):
             raise ValueError(f"columns {', '.join(table.schema.names)}")
+        table.validate(full=True)
+        if empty := [name for name in table.column_names if table[name].null_count]:
+            raise ValueError(f"empty cells in column {empty[0]}")
     except (OSError, ValueError) as e:
         raise InputError(
             f"no table of batches: {e}",

@@ -134,7 +134,7 @@ def _documents(run: Row, exactness: Row, sanitizer: Row, rules: Row) -> Iterator
     if extension["sha256"] not in versions:
         told = f"extension {extension['sha256'][:12]} is none of the protocol's builds"
         yield Finding("run.json", Reason.BUILD, told)
-    elif extension["vllm"] != versions[extension["sha256"]]:
+    elif extension["vllm"] not in (None, versions[extension["sha256"]]):  # None: a file without its wheel
         told = f"vLLM {extension['vllm']}, the protocol's build is of {versions[extension['sha256']]}"
         yield Finding("run.json", Reason.BUILD, told)
     if exactness["cubin_sha256"] != run["cubin_sha256"]:

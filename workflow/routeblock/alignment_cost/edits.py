@@ -140,6 +140,11 @@ def _slow_deleted(copy: Copy) -> None:
     _remove(copy, [r for r in rows if r["repetition"] in worst])
 
 
+def _turned(copy: Copy) -> None:
+    rows = _accepted(copy)
+    _set(rows, direction="forward" if rows[0]["direction"] == "reversed" else "reversed")
+
+
 def _rotation(copy: Copy) -> None:
     rows = _where(_first(copy), mode="graph")
     for row in rows:
@@ -219,7 +224,7 @@ BATCHES: Mapping[str, Edit] = {
     "clock_event_of_one": lambda c: _accepted(c)[1].update(clock_events=0x20),
     "temperature_of_one": lambda c: c.rows[1].update(temperature_c=c.rows[1]["temperature_c"] + 1),
     "position": lambda c: _swap(c.rows[0], c.rows[1], "position"),
-    "direction": lambda c: _set(_accepted(c), direction="reversed"),
+    "direction": _turned,
     "rotation": _rotation,
     "labels": _relabel,
     "labels_and_positions": lambda c: _relabel(c, "position"),

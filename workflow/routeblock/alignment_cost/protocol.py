@@ -10,8 +10,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from routeblock.cuda.telemetry import CLOCK_EVENTS
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_json
 from routeblock.moe.routing import block_size_for
@@ -62,6 +63,14 @@ class _Strict(BaseModel):
 
 
 Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def _known_event(name: str) -> str:
+    if name not in CLOCK_EVENTS:
+        raise ValueError(f"{name!r} is none of {', '.join(CLOCK_EVENTS)}")
+    return name
 
 
 class Build(_Strict):
@@ -83,7 +92,7 @@ class Points(_Strict):
     tokens: tuple[Count, ...]
     repetitions: Count
     calls: Count | None = None
-    pause_ms: int = 0
+    pause_ms: Natural = 0
 
 
 class Calls(_Strict):
@@ -108,9 +117,9 @@ class LayerPlan(OperatorPlan):
 
 
 class Bootstrap(_Strict):
-    seed: int
+    seed: Seed
     resamples: Count
-    confidence: float
+    confidence: Annotated[float, Field(gt=0, lt=1)]
 
 
 class Margins(_Strict):
@@ -131,9 +140,9 @@ class Target(_Strict):
 
 class Acceptance(_Strict):
     attempts: Count
-    extra_repetitions: int
-    pause_ms: int
-    throttle_reasons: tuple[str, ...]
+    extra_repetitions: Natural
+    pause_ms: Natural
+    throttle_reasons: tuple[Annotated[str, AfterValidator(_known_event)], ...]
     reject: dict[Reason, str]
     rule: str
 
@@ -149,11 +158,11 @@ class Protocol(_Strict):
     baseline: str
     floor: str
     order: str
-    seed: int
+    seed: Seed
     operator: OperatorPlan
     layer: LayerPlan
     modes: dict[Mode, str]
-    warmups: int
+    warmups: Count
     statistic: str
     bootstrap: Bootstrap
     minimum_pairs: float

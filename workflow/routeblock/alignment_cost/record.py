@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from routeblock.alignment_cost import batches as raw
 from routeblock.alignment_cost.measure import Measured
 from routeblock.alignment_cost.measure import run as measure
@@ -60,8 +62,30 @@ def full_k(extension: Path, schemas: dict[str, str]) -> dict[str, Any]:
     return {"in_build": argument or variable, "argument": argument, "variable": variable}
 
 
+def ready(command: str) -> None:
+    """Raises InputError, in the name of `command`, unless torch sees a GPU and cuda-core can be imported."""
+    try:
+        import torch
+        from cuda import core  # noqa: F401
+    except ImportError as e:
+        raise InputError(
+            f"{e}",
+            where=command,
+            limit="torch for CUDA and cuda-core are needed",
+            way_out="install envs/cuda.txt, and cuda-core as envs/cuda13.txt has it",
+        ) from e
+    if not torch.cuda.is_available():
+        raise InputError(
+            "torch sees no GPU",
+            where=command,
+            limit="an NVIDIA GPU of sm_75 or newer and its driver are needed",
+            way_out="run it on a machine that has them",
+        )
+
+
 def check_exactness(out: Path, progress: Callable[[str], None] = print) -> dict[str, Any]:
-    """Run the checks of bits on CUDA device 0 and write `exactness.json` to `out`."""
+    """Run the checks of bits on CUDA device 0 and write `exactness.json` to `out`. Raises InputError as `ready`."""
+    ready("alignment-exactness")
     from routeblock.alignment_cost import exactness
 
     told = exactness.check(progress)
@@ -94,19 +118,22 @@ def write(
     """Record into the folder `out` and pack it; returns what does not hold, one line each.
 
     No point is begun after `seconds` seconds. $ROUTEBLOCK_EXTENSION names the extension; default: an installed vllm.
-    Raises InputError without a GPU, torch, cuda-core or the extension.
+    Raises InputError, before anything is written, without a GPU, torch, cuda-core or the extension.
     """
     began = time.monotonic()
     os.environ.setdefault("CUDA_CACHE_MAXSIZE", CACHE_BYTES)
     protocol = load(protocol_path)
     named = os.environ.get(EXTENSION_VARIABLE)
     extension = find_extension(Path(named) if named else None)
+    ready("record-alignment")
     out.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         (out / name).unlink(missing_ok=True)
     beside = _beside(out)
     try:
-        rig = _open(extension, protocol)
+        from routeblock.alignment_cost.rig import GpuRig
+
+        rig = GpuRig(extension, protocol)
         rig.warm_up(beside.is_alive)
         progress(f"warm after {time.monotonic() - began:.1f} s")
     finally:
@@ -123,16 +150,6 @@ def write(
             tmp.write_bytes(canonical_json(run))
         _seal(out, protocol_path, protocol, code)
     return problems(read(out), protocol)
-
-
-def _open(extension: Path, protocol: Protocol) -> Any:
-    try:
-        from routeblock.alignment_cost.rig import GpuRig
-    except ImportError as e:
-        raise InputError(
-            f"{e}", where="record-alignment", limit="torch for CUDA is needed", way_out="install envs/cuda.txt"
-        ) from e
-    return GpuRig(extension, protocol)
 
 
 def _run(rig: Any, extension: Path, protocol: Protocol, measured: Measured) -> dict[str, Any]:
@@ -186,10 +203,76 @@ def _seal(out: Path, protocol_path: Path, protocol: Protocol, code: str) -> None
     pack(out / ARCHIVE, {p.name: p for p in [*written, out / MANIFEST]})
 
 
+class _Told(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Device(_Told):
+    name: str
+    architecture: str
+
+
+class _Extension(_Told):
+    sha256: str
+    vllm: str | None
+
+
+class _Check(_Told):
+    campaign: str
+    experts: int
+    top_k: int
+    tokens: int
+    block_size: int
+    variant: str
+    wrong: list[str]
+    canonical_sha256: list[str]
+
+
+class _Run(_Told):
+    protocol_sha256: str
+    device: _Device
+    extension: _Extension
+    cubin_sha256: str
+    checks: list[_Check]
+    not_measured: list[str]
+    batches: dict[str, int]
+
+
+class _Exactness(_Told):
+    gpu: str
+    cubin_sha256: str
+    differs: str
+
+
+class _Tool(_Told):
+    tool: str
+    outcome: str
+    lines: list[str]
+
+
+class _Tools(_Told):
+    tools: list[_Tool]
+
+
+# What later steps read of each document; what else it tells is left as it is.
+_DOCUMENTS: dict[str, type[_Told]] = {RUN: _Run, EXACT: _Exactness, SANITIZER: _Tools}
+
+
+def _document(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    try:
+        _DOCUMENTS[path.name].model_validate_json(data)
+    except ValidationError as e:
+        detail = e.errors()[0]
+        raise ValueError(f"{path.name}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}") from e
+    told: dict[str, Any] = json.loads(data)
+    return told
+
+
 def read(folder: Path) -> Recorded:
     """Read such a folder. Raises InputError if a file is missing or malformed."""
     try:
-        run, exact, tools = (json.loads((folder / n).read_text(encoding="utf-8")) for n in (RUN, EXACT, SANITIZER))
+        run, exact, tools = (_document(folder / name) for name in _DOCUMENTS)
     except (OSError, ValueError) as e:
         raise InputError(
             f"not a record: {e}",

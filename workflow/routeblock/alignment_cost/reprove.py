@@ -51,18 +51,10 @@ def unsealed(source: Path) -> list[Finding]:
 
 
 def deviations(found: record.Recorded, protocol_path: Path) -> list[Finding]:
-    """Where a record leaves its protocol, walked batch by batch. Raises InputError if a document lacks something."""
+    """Where a record leaves its protocol, walked batch by batch."""
     rules = json.loads(protocol_path.read_text(encoding="utf-8"))
     rows = [vars(batch) for batch in found.batches]
-    try:
-        return conform.deviations(rows, found.run, found.exactness, found.sanitizer, rules)
-    except (KeyError, TypeError, AttributeError) as e:
-        raise InputError(
-            f"a document of the record lacks {e}",
-            where=str(found.folder),
-            limit=f"{record.RUN}, {record.EXACT} and {record.SANITIZER} are needed as they were recorded",
-            way_out="unpack the archive again",
-        ) from e
+    return conform.deviations(rows, found.run, found.exactness, found.sanitizer, rules)
 
 
 def disagreements(found: record.Recorded, protocol: Protocol) -> list[Finding]:

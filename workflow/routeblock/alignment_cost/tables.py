@@ -19,6 +19,7 @@ from routeblock.tables import Column
 
 Row = dict[str, Any]
 _GROUP = ("campaign", "experts", "top_k", "mode")
+_EXACT = ("random", "edges", "larger", "refused", "repeated")
 _SHAPE = ("campaign", "role", "experts", "top_k", "tokens", "block_size", "mode")
 
 
@@ -64,6 +65,13 @@ def _growth(now: float | None, first: float | None) -> float | None:
 def checks(given: Evidence) -> list[Row]:
     """Bits, refusals, repeated calls, the sanitizer, plans at the timed points, batches, and the rival mode."""
     exact, run = given.found.exactness, given.found.run
+    if lacks := [name for name in _EXACT if name not in exact]:
+        raise InputError(
+            f"no check of {lacks[0]}",
+            where=str(given.found.folder / record.EXACT),
+            limit=f"all of {', '.join(_EXACT)} are needed, and a check ends where bits differ",
+            way_out="record again: routeblock record-alignment",
+        )
     bits = "different" if exact["differs"] else "equal"
     used = ", ".join(f"{name} {n}" for name, n in exact["random"]["variants"].items())
     device, extension = run["device"], run["extension"]

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -174,16 +176,46 @@ def unsealed(folder: Path) -> list[Finding]:
     return wrong
 
 
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"lacks {error}" if isinstance(error, KeyError) else f"cannot be used: {error}",
+        where=str(path),
+        limit="a sealed record, its statistics and the protocol are needed",
+        way_out="run alignment-statistics on the record, and name the committed protocol",
+    )
+
+
+def _json(path: Path) -> Row:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(told, dict):
+            raise ValueError("no mapping")
+        return told
+    except (OSError, ValueError) as e:
+        raise _unreadable(path, e) from e
+
+
 def _rows(path: Path) -> list[Row]:
-    table = pyarrow.parquet.read_table(path)
-    kinds = {field.name: str(field.type) for field in table.schema}
-    if kinds != _COLUMNS:
-        other = sorted(set(kinds.items()) ^ set(_COLUMNS.items()))
-        raise ValueError(f"columns of {path.name} are not those of batches: {other[0][0]}")
-    if empty := [name for name in table.column_names if table[name].null_count]:
-        raise ValueError(f"{path.name} has empty cells in column {empty[0]}")
-    rows: list[Row] = table.to_pylist()
-    return rows
+    try:
+        table = pyarrow.parquet.read_table(path)
+        kinds = {field.name: str(field.type) for field in table.schema}
+        if other := sorted({name for name, _ in kinds.items() ^ _COLUMNS.items()}):
+            raise ValueError(f"columns are not those of batches, {other[0]} first")
+        if empty := [name for name in table.column_names if table[name].null_count]:
+            raise ValueError(f"empty cells in column {empty[0]}")
+        rows: list[Row] = table.to_pylist()
+        return rows
+    except (OSError, ValueError) as e:
+        raise _unreadable(path, e) from e
+
+
+@contextmanager
+def _about(path: Path) -> Iterator[None]:
+    """What a document has not the form for is told of `path`."""
+    try:
+        yield
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as e:
+        raise e if isinstance(e, InputError) else _unreadable(path, e) from e
 
 
 def disagreements(statistics: Path, folder: Path, protocol: Path) -> tuple[int, list[Finding]]:
@@ -192,29 +224,20 @@ def disagreements(statistics: Path, folder: Path, protocol: Path) -> tuple[int, 
     Nothing is recomputed from batches that leave the protocol otherwise than by points that were not measured. Raises
     InputError if a file is missing or malformed.
     """
-    try:
-        told, rules = (json.loads(path.read_text(encoding="utf-8")) for path in (statistics, protocol))
-        run, exact, tools = (json.loads((folder / name).read_text(encoding="utf-8")) for name in _DOCUMENTS)
-        rows = _rows(folder / _BATCHES)
+    told, rules = _json(statistics), _json(protocol)
+    run, exact, tools = (_json(folder / name) for name in _DOCUMENTS)
+    rows = _rows(folder / _BATCHES)
+    with _about(protocol):
+        conform.protocol_digest(rules)
+    with _about(folder):
         wrong = unsealed(folder) + conform.deviations(rows, run, exact, tools, rules)
-        ours: dict[Key, Row] = {}
-        if {finding.reason for finding in wrong} <= {Reason.POINT_MISSING, Reason.SEAL}:
+    ours: dict[Key, Row] = {}
+    if {finding.reason for finding in wrong} <= {Reason.POINT_MISSING, Reason.SEAL}:
+        with _about(protocol):
             ours = recompute(rows, rules)
+        with _about(statistics):
             wrong += compare(told, ours, rules)
-    except KeyError as e:
-        raise _unreadable(folder, f"lacks {e}") from e
-    except (OSError, ValueError, TypeError, AttributeError) as e:
-        raise _unreadable(folder, f"cannot be read: {e}") from e
     return len(ours), wrong
-
-
-def _unreadable(folder: Path, what: str) -> InputError:
-    return InputError(
-        what,
-        where=str(folder),
-        limit="a sealed record, its statistics and the protocol are needed",
-        way_out="run alignment-statistics on the record first",
-    )
 
 
 def write(out: Path, statistics: Path, folder: Path, protocol: Path, *, code: str) -> tuple[int, list[Finding]]:

@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_json
@@ -37,8 +37,11 @@ class Shape(_Strict):
     pool: int
 
 
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
 class SweepPlan(_Strict):
-    seed: int
+    seed: Seed
     order: str
 
 
@@ -83,7 +86,7 @@ class Acceptance(_Strict):
 
 
 class Bootstrap(_Strict):
-    seed: int
+    seed: Seed
     resamples: int
     confidence: float
 
