@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from routeblock.alignment_cost import conform, edits, record, reprove, validate
+from routeblock.alignment_cost import statistics as figures
 from routeblock.alignment_cost.edits import Copy, ImpossibleError
 from routeblock.alignment_cost.protocol import Protocol, load
 from routeblock.alignment_cost.reasons import Finding, Reason
@@ -88,12 +89,12 @@ def _walk(copy: Copy) -> list[Finding]:
 
 def _judge(edited: Copy, name: str, sound: _Sound) -> dict[By, list[Finding]]:
     """What each finds. An edit of the statistics leaves the walk as it was, any other leaves the statistics aside."""
-    figures = name in (*edits.STATISTICS, edits.UNCHANGED)
+    told_again = name in (*edits.STATISTICS, edits.UNCHANGED)
     told = record.Recorded(sound.folder, [], edited.run, edited.exactness, edited.sanitizer)
     return {
-        By.CONFORM: sound.walked if figures else _walk(edited),
+        By.CONFORM: sound.walked if told_again else _walk(edited),
         By.REPROVE: reprove.disagreements(told, Protocol.model_validate(edited.rules)),
-        By.VALIDATE: validate.compare(edited.statistics, sound.recomputed, edited.rules) if figures else [],
+        By.VALIDATE: validate.compare(edited.statistics, sound.recomputed, edited.rules) if told_again else [],
     }
 
 
@@ -132,13 +133,14 @@ def mutate(folder: Path, statistics: Path, protocol: Path, declared: Path) -> li
     entries = read_declared(declared)
     load(protocol)
     found = record.read(folder)
+    figures.read(statistics)
     try:
         rules, told = (json.loads(path.read_text(encoding="utf-8")) for path in (protocol, statistics))
         rows = [dict(vars(batch)) for batch in found.batches]
         whole = Copy(rows, found.run, found.exactness, found.sanitizer, rules, told)
         sound = _Sound(whole, folder, _walk(whole), validate.recompute(rows, rules))
         return [_try(sound, entry) for entry in entries]
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as e:
+    except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError) as e:
         raise InputError(
             f"cannot be read: {e!r}",
             where=str(folder),

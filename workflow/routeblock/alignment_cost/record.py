@@ -65,8 +65,8 @@ def full_k(extension: Path, schemas: dict[str, str]) -> dict[str, Any]:
 def ready(command: str) -> None:
     """Raises InputError, in the name of `command`, unless torch sees a GPU and cuda-core can be imported."""
     try:
+        import cuda.core  # noqa: F401
         import torch
-        from cuda import core  # noqa: F401
     except ImportError as e:
         raise InputError(
             f"{e}",
