@@ -194,3 +194,25 @@ def _has_open(pid: int, inode: int) -> bool:
         return any(d.exists() and d.stat().st_ino == inode for d in descriptors)
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("harm", ["truncated", "gone", "no header", "a stray one"])
+def test_a_checkpoint_with_a_broken_shard_gets_no_identity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], harm: str
+) -> None:
+    root, out = generate(tmp_path / "c", SMALL), tmp_path / "out"
+    shard = root / "model-00002-of-00005.safetensors"
+    if harm == "truncated":
+        shard.write_bytes(shard.read_bytes()[:-100])
+    elif harm == "gone":
+        shard.unlink()
+    elif harm == "no header":
+        shard.write_bytes((8).to_bytes(8, "little") + b"no json!")
+    else:
+        shard = root / "more" / "x.safetensors"
+        shard.parent.mkdir()
+        shard.write_bytes(b"x")
+    assert main(["manifest", str(root), "--out", str(out)]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(f"{shard}: ") and told.err.count("\n") == 1
+    assert not out.exists()

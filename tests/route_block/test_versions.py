@@ -17,6 +17,7 @@ from routeblock.route_block.versions import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "fixtures/recorded/h200-vllm0.24.0/versions").glob("*.json"))
+CONTENTS = ROOT / "fixtures/recorded/h200-vllm0.24.0/versions.contents.json"
 GOLDEN = ROOT / "fixtures/golden"
 CODE = "c" * 64
 
@@ -84,3 +85,32 @@ def test_a_version_that_comes_twice_is_refused(tmp_path: Path) -> None:
     shutil.copy(RESULTS[0], tmp_path / "again")
     with pytest.raises(InputError, match="this version comes twice"):
         versions([RESULTS[0], tmp_path / "again" / RESULTS[0].name], tmp_path)
+
+
+def copied(tmp_path: Path) -> tuple[list[Path], Path]:
+    folder = Path(shutil.copytree(RESULTS[0].parent, tmp_path / "versions"))
+    return sorted(folder.iterdir()), Path(shutil.copy(CONTENTS, tmp_path))
+
+
+def test_the_committed_versions_are_those_listed(tmp_path: Path) -> None:
+    results, contents = copied(tmp_path)
+    compare(results, GOLDEN, tmp_path / "out.json", contents=contents, code=CODE)
+    manifest = json.loads((tmp_path / "out.manifest.json").read_bytes())
+    assert CONTENTS.name in {Path(entry["path"]).name for entry in manifest["inputs"]}
+
+
+@pytest.mark.parametrize("change", ["edited", "left out", "one more", "no list"])
+def test_versions_that_are_not_those_listed_are_refused(tmp_path: Path, change: str) -> None:
+    results, contents = copied(tmp_path)
+    if change == "edited":
+        results[1].write_bytes(results[1].read_bytes() + b" ")
+    elif change == "left out":
+        del results[1]
+    elif change == "one more":
+        results.append(Path(shutil.copy(results[0], tmp_path / "versions/0.21.0.json")))
+    else:
+        contents.write_text("[]")
+    words = {"edited": "not the bytes", "left out": "not given", "one more": "not listed", "no list": "no list of"}
+    with pytest.raises(InputError, match=words[change]):
+        compare(results, GOLDEN, tmp_path / "out.json", contents=contents, code=CODE)
+    assert not (tmp_path / "out.json").exists()

@@ -11,7 +11,7 @@ from checkout import ROOT, Checkout
 
 from routeblock.alignment_cost import wiring
 
-STEPS = ["alignment_statistics", "recorded_alignment", "validate_alignment"]
+STEPS = ["alignment_mutations", "alignment_statistics", "recorded_alignment", "validate_alignment"]
 
 
 def test_the_tables_come_from_the_proved_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,5 +20,6 @@ def test_the_tables_come_from_the_proved_record(tmp_path: Path, monkeypatch: pyt
     made = Checkout.fresh(root)
     for place in ("fixtures/protocols", wiring.RECORDED):
         shutil.copytree(ROOT / place, root / place)
+    shutil.copy(ROOT / "fixtures/alignment_mutations.json", root / "fixtures")
     jobs = made.would_run(monkeypatch, *(f"table_{name}" for name in wiring.TABLES))
     assert [rule for rule, _ in jobs] == sorted([*STEPS, *(f"table_{name}" for name in wiring.TABLES)])

@@ -291,12 +291,13 @@ def compare_versions(
     results: Annotated[list[Path], typer.Option("--from", help="A result of tests/gpu/first_contact.py; repeat.")],
     out: Annotated[Path, typer.Option(help="File to write, versions.json; its manifest goes beside it.")],
     golden: Annotated[Path, typer.Option(help="Folder of recorded kernel outputs.")] = Path("fixtures/golden"),
+    contents: Annotated[Path | None, typer.Option(help="List of the results' SHA-256, which they must have.")] = None,
 ) -> None:
     """Put what several versions of the extension gave on the recorded layer side by side."""
     from routeblock.route_block.versions import compare
     from routeblock.workflow import code
 
-    compare(results, golden, out, code=code("versions"))
+    compare(results, golden, out, contents=contents, code=code("versions"))
 
 
 @app.command()

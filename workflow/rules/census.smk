@@ -112,6 +112,7 @@ rule agreement:
 rule versions:
     input:
         results=sorted(Path(EVIDENCE["recorded-h200"], "versions").glob("*.json")),
+        contents=f"{EVIDENCE['recorded-h200']}/versions.contents.json",
         golden="fixtures/golden/h200_sha256.json",
     output:
         versions="results/versions/versions.json",
@@ -122,4 +123,5 @@ rule versions:
         results=lambda wildcards, input: [f"--from {result}" for result in input.results],
         code=code("versions"),
     shell:
-        "routeblock compare-versions {params.results} --golden $(dirname {input.golden}) --out {output.versions} 2> {log}"
+        "routeblock compare-versions {params.results} --contents {input.contents} --golden $(dirname {input.golden})"
+        " --out {output.versions} 2> {log}"

@@ -24,7 +24,7 @@ def summarize(lane: str, folder: Path, out: Path, *, code: str) -> None:
 
     For each history and order: calls, distinct plans, distinct final outputs, the share of the commonest plan, in how
     many processes more than one plan came, and how often the canonical plan came. Raises InputError if the documents
-    are not of one census by one binary.
+    are not of one census by one binary, or if the counts of one are not those of its calls.
     """
     processes = sorted(p for p in folder.glob("*/process*.json") if not p.name.endswith(SUFFIX))
     documents = [_read(path) for path in processes]
@@ -89,6 +89,14 @@ def _read(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes())
         if document["format"] != PROCESS_FORMAT:
             raise ValueError(f"format {document['format']}")
+        for order in ORDERS:
+            counts = [found["count"] for found in document[order]]
+            if any(type(n) is not int or n < 1 for n in counts):
+                raise ValueError(f"{order} counts {min(counts, key=str)} calls of one outcome")
+            if sum(counts) != document["calls"]:
+                raise ValueError(f"{order} counts {sum(counts)} calls, the process made {document['calls']}")
+            if len({(found["fingerprint"], found["final"]) for found in document[order]}) != len(counts):
+                raise ValueError(f"{order} counts one outcome twice")
         return dict(document)
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise InputError(

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json
+from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import SUFFIX, seal
 
@@ -21,11 +22,14 @@ SURFACES = {"w13": "w13", "activation": "act", "w2": "w2", "final": "fin"}  # ou
 ORDERS = ("stable", "rev")
 
 
-def compare(results: Sequence[Path], golden: Path, out: Path, *, code: str) -> None:
+def compare(results: Sequence[Path], golden: Path, out: Path, *, contents: Path | None = None, code: str) -> None:
     """Write, for each result (its file is named after the version), surfaces that are the recorded ones, sealed.
 
-    Raises InputError if a result cannot be read or comes twice.
+    contents: the list of committed results with their SHA-256, which have to be exactly these. Raises InputError if a
+    result cannot be read, comes twice, or is not the one listed.
     """
+    if contents is not None:
+        _listed(results, contents)
     recorded = json.loads((golden / DIGESTS).read_bytes())
     rows: dict[str, dict[str, Any]] = {}
     for path in results:
@@ -42,10 +46,25 @@ def compare(results: Sequence[Path], golden: Path, out: Path, *, code: str) -> N
         out.with_suffix(SUFFIX),
         rule="versions",
         outputs=[out],
-        inputs=[*results, golden / DIGESTS],
+        inputs=[*results, golden / DIGESTS, *([contents] if contents else [])],
         parameters={},
         code=code,
     )
+
+
+def _listed(results: Sequence[Path], contents: Path) -> None:
+    try:
+        listed = {name: str(entry["sha256"]) for name, entry in json.loads(contents.read_bytes()).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise _refuse(contents, f"no list of contents: {e!r}", "path: size and SHA-256", "restore the file") from e
+    given = {Path(os.path.relpath(path, contents.parent)).as_posix(): path for path in results}
+    for name in sorted(listed.keys() | given.keys()):
+        if name not in given:
+            raise _refuse(contents.parent / name, "not given", f"{contents.name} lists it", "name it too")
+        if name not in listed:
+            raise _refuse(given[name], "not listed", f"{contents.name} lists what is committed", "list it or remove it")
+        if not given[name].is_file() or sha256_file(given[name]) != listed[name]:
+            raise _refuse(given[name], "not the bytes that are listed", f"see {contents.name}", "restore the file")
 
 
 def _order(version: str) -> tuple[list[int], str]:

@@ -20,6 +20,7 @@ from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
 from routeblock.moe.checkpoint.folder import Folder, open_folder
 from routeblock.moe.checkpoint.model import CONFIG
+from routeblock.moe.checkpoint.shards import read_header, read_index, shard_names
 
 FORMAT = "routeblock.checkpoint_files.v1"
 CHUNK = 4 << 20  # bytes read at a time by each worker
@@ -150,12 +151,27 @@ def write_manifest(folder: Folder, out: Path, layer: int | None) -> tuple[Path, 
     return files, derived
 
 
+def check_shards(folder: Folder) -> None:
+    """Read the header of every safetensors file, and of every shard that the index names.
+
+    Raises InputError for the first that is missing, truncated or malformed.
+    """
+    indexed = shard_names(folder.files, read_index(folder.root, folder.files))
+    for name in sorted({*indexed, *(n for n in folder.files if n.endswith(".safetensors"))}):
+        read_header(folder.path(name, way_out="download the shard"), name)
+
+
 def seal_manifest(path: Path, out: Path, revision: str | None, layer: int | None, *, code: str) -> None:
-    """Make and seal the manifest of the checkpoint at `path`. Raises InputError as `open_folder` and `hash_files` do.
+    """Make and seal the manifest of the checkpoint at `path`.
+
+    Raises InputError as `open_folder` and `hash_files` do, and, before anything is hashed, for a shard that is missing,
+    truncated or malformed: an identity of half a download would be taken for the model's.
 
     The checkpoint is no input of the seal: it lies outside the results, and the manifest itself says what it was.
     """
-    made = write_manifest(open_folder(path, revision), out, layer)
+    folder = open_folder(path, revision)
+    check_shards(folder)
+    made = write_manifest(folder, out, layer)
     parameters = {"revision": revision, "layer": layer}
     seal(out / "files.manifest.json", rule="manifest", outputs=made, inputs=[], parameters=parameters, code=code)
 
