@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Out = Annotated[Path, typer.Option(help="Folder to write to.")]
-ProtocolFile = Annotated[Path, typer.Option("--protocol", help="The committed protocol.")]
+from routeblock.cli_shared import Out, ProtocolFile, add, report
 
 PROTOCOL = Path("fixtures/protocols/alignment_cost.json")
 
@@ -28,7 +26,7 @@ def record_alignment(
     from routeblock.workflow import code
 
     wrong = record.write(out, protocol, seconds=seconds, code=code("record_alignment"))
-    _report(wrong, str(out / record.ARCHIVE))
+    report(wrong, str(out / record.ARCHIVE))
 
 
 def alignment_exactness(out: Out) -> None:
@@ -36,7 +34,7 @@ def alignment_exactness(out: Out) -> None:
     from routeblock.alignment_cost import record
 
     differs = record.check_exactness(out)["differs"]
-    _report([differs] if differs else [], "every bit is the reference's")
+    report([differs] if differs else [], "every bit is the reference's")
 
 
 def recorded_alignment(
@@ -49,7 +47,7 @@ def recorded_alignment(
     from routeblock.workflow import code
 
     wrong = reprove.write(out, source, protocol, code=code("recorded_alignment"))
-    _report(wrong, "every plan is the recorded one")
+    report(wrong, "every plan is the recorded one")
 
 
 def alignment_statistics(
@@ -62,7 +60,7 @@ def alignment_statistics(
     from routeblock.workflow import code
 
     wrong = statistics.write(out, record, protocol, code=code("alignment_statistics"))
-    _report(wrong, "the record is whole")
+    report(wrong, "the record is whole")
 
 
 def validate_alignment(
@@ -76,7 +74,7 @@ def validate_alignment(
     from routeblock.workflow import code
 
     number, wrong = validate.write(out, statistics, record, protocol, code=code("validate_alignment"))
-    _report(wrong, f"{number} comparisons recomputed, all exactly equal")
+    report(wrong, f"{number} comparisons recomputed, all exactly equal")
 
 
 def mutate_alignment(
@@ -96,7 +94,7 @@ def mutate_alignment(
         for e in entries
         if e["as_declared"] is False
     ]
-    _report(wrong, f"{len(entries)} copies judged as declared")
+    report(wrong, f"{len(entries)} copies judged as declared")
 
 
 def alignment_table(
@@ -114,14 +112,6 @@ def alignment_table(
     tables.write(name, out, statistics, record, mutations, code=code(f"table_{name}"))
 
 
-def _report(wrong: Sequence[object], otherwise: str) -> None:
-    for line in wrong:
-        print(line)
-    if wrong:
-        raise typer.Exit(1)
-    print(otherwise)
-
-
 COMMANDS = (
     record_alignment,
     recorded_alignment,
@@ -135,5 +125,4 @@ COMMANDS = (
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in COMMANDS:
-        app.command()(command)
+    add(app, COMMANDS)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-Out = Annotated[Path, typer.Option(help="Folder to write to.")]
-ProtocolFile = Annotated[Path, typer.Option("--protocol", help="The committed protocol.")]
+from routeblock.cli_shared import Out, ProtocolFile, add, report
+
 Records = Annotated[list[Path], typer.Option("--record", help="A folder of a sweep or confirmation; repeat it.")]
 Device = Annotated[str, typer.Option(help="cpu0, or gpu0, gpu1, ... as the driver counts them.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of lane cpu.")]
@@ -63,9 +63,9 @@ def sanitize(
     from routeblock.workflow import code
 
     reports = sanitizer.write(out, device, cubin, protocol, code=code("sanitizer"))
-    for report in reports:
-        print(f"{report.tool}: {report.outcome}")
-    if any(report.outcome is Outcome.FOUND for report in reports):
+    for found in reports:
+        print(f"{found.tool}: {found.outcome}")
+    if any(found.outcome is Outcome.FOUND for found in reports):
         raise typer.Exit(1)
 
 
@@ -104,7 +104,7 @@ def recorded(
     wrong = reprove.write(
         out, source, lane, plan, contents=contents, threads=threads, inputs=[protocol], code=code("recorded")
     )
-    _report(wrong, "every fixture and every output has the recorded bits")
+    report(wrong, "every fixture and every output has the recorded bits")
 
 
 def grouped_bundle(
@@ -138,7 +138,7 @@ def statistics(
         inputs=[protocol],
         code=code("statistics"),
     )
-    _report(wrong, "every device reaches the protocol's counts")
+    report(wrong, "every device reaches the protocol's counts")
 
 
 def validate_timings(
@@ -152,7 +152,7 @@ def validate_timings(
     from routeblock.workflow import code
 
     number, wrong = validate.write(out, statistics, record, protocol, code=code("validate_timings"))
-    _report(wrong, f"{number} comparisons recomputed, all exactly equal")
+    report(wrong, f"{number} comparisons recomputed, all exactly equal")
 
 
 def grouped_table(
@@ -169,15 +169,8 @@ def grouped_table(
     from routeblock.grouped_schedule import tables
     from routeblock.workflow import code
 
+    tables.find(name)  # a name without a table has no code either
     tables.write(name, out, statistics, record, published, sanitizers=sanitizer or (), code=code(f"table_{name}"))
-
-
-def _report(wrong: list[str], otherwise: str) -> None:
-    for line in wrong:
-        print(line)
-    if wrong:
-        raise typer.Exit(1)
-    print(otherwise)
 
 
 COMMANDS = (
@@ -197,5 +190,4 @@ COMMANDS = (
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in COMMANDS:
-        app.command()(command)
+    add(app, COMMANDS)

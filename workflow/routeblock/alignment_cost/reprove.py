@@ -17,7 +17,7 @@ from routeblock.alignment_cost.protocol import Protocol, load
 from routeblock.alignment_cost.reasons import Finding, Reason
 from routeblock.cuda.align_variants import Gpu, Problem, serving
 from routeblock.errors import InputError
-from routeblock.evidence.archive import CONTENTS
+from routeblock.evidence.archive import CONTENTS, listed
 from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import sha256_file
 from routeblock.evidence.files import atomic_file
@@ -33,16 +33,7 @@ def unsealed(source: Path) -> list[Finding]:
 
     Raises InputError if that cannot be read.
     """
-    try:
-        listed = json.loads((source / CONTENTS).read_text(encoding="utf-8"))
-        digests = {name: entry["sha256"] for name, entry in listed.items()}
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as e:
-        raise InputError(
-            f"no list of contents: {e}",
-            where=str(source / CONTENTS),
-            limit="the contents.json of a recorded archive is needed",
-            way_out="unpack the archive again",
-        ) from e
+    digests = listed(source / CONTENTS)
     return [
         Finding(str(source / name), Reason.SEAL, "not the bytes that were recorded")
         for name in record.FILES

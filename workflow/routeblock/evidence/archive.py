@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
 
@@ -27,6 +29,19 @@ def pack(path: Path, files: Mapping[str, Path]) -> None:
         _add(tar, CONTENTS, canonical_json(contents))
         for name in sorted(files):
             _add(tar, name, files[name].read_bytes())
+
+
+def listed(contents: Path) -> dict[str, str]:
+    """SHA-256 by name of the files that a `contents.json` lists. Raises InputError if it is no such list."""
+    try:
+        return {name: str(entry["sha256"]) for name, entry in json.loads(contents.read_bytes()).items()}
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as e:
+        raise InputError(
+            f"no list of contents: {e}",
+            where=str(contents),
+            limit="path, size and SHA-256 of each file are needed, as in the contents.json of a recorded archive",
+            way_out="restore the file, or unpack the archive again",
+        ) from e
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

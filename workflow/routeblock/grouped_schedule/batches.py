@@ -5,14 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from routeblock.errors import InputError
+from routeblock.batch_table import BatchTable
 
 
 @dataclass(frozen=True)
@@ -52,37 +48,17 @@ class Batch:
     temperature_c: int
 
 
-_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-SCHEMA = pa.schema([pa.field(f.name, _TYPES[str(f.type)], nullable=False) for f in fields(Batch)])
-
-
-def write(path: Path, batches: Iterable[Batch]) -> None:
-    """Write `batches` to a parquet file at `path`; the bytes depend on the values alone."""
-    rows = [asdict(b) for b in batches]
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, compression="zstd")
+TABLE = BatchTable(Batch, "run the sweep or the confirmation again")
+SCHEMA = TABLE.schema
+write = TABLE.write
 
 
 def read(paths: Iterable[Path]) -> list[Batch]:
-    """The batches of several files. Raises InputError if one is not such a table."""
+    """The batches of several files. Raises InputError if one is not such a table, or a time is none."""
     found: list[Batch] = []
     for path in paths:
-        try:
-            table = pq.read_table(path)
-        except (OSError, pa.ArrowInvalid) as e:
-            raise _not_batches(path, str(e)) from e
-        if not table.schema.equals(SCHEMA):
-            raise _not_batches(path, f"columns {', '.join(table.schema.names)}")
-        rows: list[dict[str, Any]] = table.to_pylist()
-        if bad := [row["time_us"] for row in rows if not (math.isfinite(row["time_us"]) and row["time_us"] > 0)]:
-            raise _not_batches(path, f"time_us holds {bad[0]}")
-        found.extend(Batch(**row) for row in rows)
+        batches = TABLE.read(path)
+        if bad := [b.time_us for b in batches if not (math.isfinite(b.time_us) and b.time_us > 0)]:
+            raise TABLE.refuse(path, f"time_us holds {bad[0]}")
+        found += batches
     return found
-
-
-def _not_batches(path: Path, what: str) -> InputError:
-    return InputError(
-        f"no table of batches: {what}",
-        where=str(path),
-        limit=f"the columns are {', '.join(SCHEMA.names)}",
-        way_out="run the sweep or the confirmation again",
-    )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from routeblock.errors import InputError
+from routeblock.evidence.archive import listed
 from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
@@ -40,16 +39,7 @@ def unsealed(source: Path, contents: Path) -> list[str]:
 
     Raises InputError if `contents` cannot be read.
     """
-    try:
-        listed = json.loads(contents.read_text(encoding="utf-8"))
-        digests = {name: entry["sha256"] for name, entry in listed.items()}
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as e:
-        raise InputError(
-            f"no list of contents: {e}",
-            where=str(contents),
-            limit="the contents.json of a recorded archive is needed",
-            way_out="unpack the archive again",
-        ) from e
+    digests = listed(contents)
     wrong = []
     for name in record.FILES:
         key = Path(os.path.relpath(source / name, contents.parent)).as_posix()

@@ -367,6 +367,18 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
 }
 
 
+def find(name: str) -> tuple[Maker, tuple[Column, ...], str, str]:
+    """The table of this name. Raises InputError if there is none."""
+    if name not in TABLES:
+        raise InputError(
+            f"no table is called {name!r}",
+            where="tables",
+            limit=f"known tables are {', '.join(TABLES)}",
+            way_out="name one of them",
+        )
+    return TABLES[name]
+
+
 def write(
     name: str,
     out: Path,
@@ -381,14 +393,7 @@ def write(
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
-    if name not in TABLES:
-        raise InputError(
-            f"no table is called {name!r}",
-            where="tables",
-            limit=f"known tables are {', '.join(TABLES)}",
-            way_out="name one of them",
-        )
-    maker, columns, title, notes = TABLES[name]
+    maker, columns, title, notes = find(name)
     records = [record.read(folder) for folder in folders]
     told = json.loads(published.read_text(encoding="utf-8"))
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sanitizers]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from routeblock.errors import InputError
+from routeblock.evidence.archive import listed
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import SUFFIX, seal
@@ -53,17 +54,14 @@ def compare(results: Sequence[Path], golden: Path, out: Path, *, contents: Path 
 
 
 def _listed(results: Sequence[Path], contents: Path) -> None:
-    try:
-        listed = {name: str(entry["sha256"]) for name, entry in json.loads(contents.read_bytes()).items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise _refuse(contents, f"no list of contents: {e!r}", "path: size and SHA-256", "restore the file") from e
+    known = listed(contents)
     given = {Path(os.path.relpath(path, contents.parent)).as_posix(): path for path in results}
-    for name in sorted(listed.keys() | given.keys()):
+    for name in sorted(known.keys() | given.keys()):
         if name not in given:
             raise _refuse(contents.parent / name, "not given", f"{contents.name} lists it", "name it too")
-        if name not in listed:
+        if name not in known:
             raise _refuse(given[name], "not listed", f"{contents.name} lists what is committed", "list it or remove it")
-        if not given[name].is_file() or sha256_file(given[name]) != listed[name]:
+        if not given[name].is_file() or sha256_file(given[name]) != known[name]:
             raise _refuse(given[name], "not the bytes that are listed", f"see {contents.name}", "restore the file")
 
 

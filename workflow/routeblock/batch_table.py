@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw timing batches of a study as a parquet table whose bytes depend on the values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from routeblock.errors import InputError
+
+Batch = TypeVar("Batch")
+_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+
+
+@dataclass(frozen=True)
+class BatchTable(Generic[Batch]):
+    """The table of one kind of batch, a dataclass of str, int, float and bool; `way_out` makes it anew."""
+
+    kind: type[Batch]
+    way_out: str
+
+    @cached_property
+    def schema(self) -> Any:
+        """The columns, in the order of the dataclass; no cell is empty."""
+        columns = [pa.field(f.name, _TYPES[str(f.type)], nullable=False) for f in fields(self.kind)]  # type: ignore[arg-type]
+        return pa.schema(columns)
+
+    def write(self, path: Path, batches: Iterable[Batch]) -> None:
+        """Write `batches` to a parquet file at `path`."""
+        rows = [asdict(b) for b in batches]  # type: ignore[call-overload]
+        pq.write_table(pa.Table.from_pylist(rows, schema=self.schema), path, compression="zstd")
+
+    def read(self, path: Path) -> list[Batch]:
+        """The batches of a file. Raises InputError if it is not such a table."""
+        try:
+            table = pq.read_table(path)
+            if not table.schema.equals(self.schema):
+                raise ValueError(f"columns {', '.join(table.schema.names)}")
+            if empty := [name for name in table.column_names if table[name].null_count]:
+                raise ValueError(f"empty cells in column {empty[0]}")
+        except (OSError, ValueError) as e:
+            raise self.refuse(path, str(e)) from e
+        return [self.kind(**row) for row in table.to_pylist()]
+
+    def refuse(self, path: Path, what: str) -> InputError:
+        """The error for a file that holds no such batches."""
+        return InputError(
+            f"no table of batches: {what}",
+            where=str(path),
+            limit=f"the columns are {', '.join(self.schema.names)}",
+            way_out=self.way_out,
+        )

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command lines of several studies share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Out = Annotated[Path, typer.Option(help="Folder to write to.")]
+ProtocolFile = Annotated[Path, typer.Option("--protocol", help="The committed protocol.")]
+
+
+def report(wrong: Sequence[object], otherwise: str) -> None:
+    """Print what is wrong, one line each, and end with exit code 1; print `otherwise` if nothing is."""
+    for line in wrong:
+        print(line)
+    if wrong:
+        raise typer.Exit(1)
+    print(otherwise)
+
+
+def add(app: typer.Typer, commands: Iterable[Callable[..., Any]]) -> None:
+    """Make functions commands of `app`, by their names."""
+    for command in commands:
+        app.command()(command)
