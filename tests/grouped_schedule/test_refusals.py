@@ -83,3 +83,17 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
         capsys, "sweep", "--device", device, "--cubin", cubin, "--protocol", tiny.COMMITTED, "--out", tmp_path / "o"
     )
     assert "lane cuda" in line and not (tmp_path / "o").exists()
+
+
+def test_a_table_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--record", tmp_path, "--statistics", tmp_path / "s.json", "--out", tmp_path / "o")
+    assert "no table is called 'medians'" in refused(capsys, "grouped-table", "medians", *given)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_protocol_whose_seed_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+    plan = tiny.told()
+    plan["bootstrap"]["seed"] = seed
+    (tmp_path / "p.json").write_text(json.dumps(plan))
+    given = ("--device", "cpu0", "--protocol", tmp_path / "p.json", "--out", tmp_path / "o")
+    assert "bootstrap.seed" in refused(capsys, "sweep", *given)
