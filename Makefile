@@ -32,7 +32,9 @@ setup: .venv/base.stamp
 	@.venv-cuda12/$(PIP:.venv/%=%) --constraint envs/base.txt --requirement envs/cuda12.txt
 	@touch $@
 
+# Also after a power cut or kill -9: the jobs that were left are waited for, and what they did not finish is made again.
 study: setup
+	@$(BIN)/routeblock recover results
 	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES)
 
 test: .venv/dev.stamp .venv-cuda12/stamp
@@ -70,6 +72,7 @@ verify: setup
 	@$(BIN)/routeblock verify results
 
 repair: setup
+	@$(BIN)/routeblock recover results
 	@$(BIN)/routeblock repair results
 	@$(MAKE) --no-print-directory study
 	@$(MAKE) --no-print-directory verify

@@ -256,14 +256,16 @@ def test_seal_takes_a_folder_for_the_files_below_it(results: Path) -> None:
 def test_repair_removes_what_does_not_fit_and_all_that_came_of_it(results: Path) -> None:
     (results / "run" / "r.bin").write_text("rum")
     (results / "notes.txt").write_text("mine")
-    removed = repair(results, code=CODE, sources=[results.parent / "given"])
-    assert sorted(os.path.relpath(p, results) for p in removed) == [
+    repaired = repair(results, code=CODE, sources=[results.parent / "given"])
+    assert sorted(os.path.relpath(p, results) for p in repaired.removed) == [
         "run/r.bin",
         "run/run.manifest.json",
         "tables/t.csv",
         "tables/table.manifest.json",
     ]
-    assert findings(results) == [(Kind.UNSEALED_FILE, "notes.txt")]
+    aside = results.with_name("results.set-aside") / "notes.txt"
+    assert repaired.moved == [(results / "notes.txt", aside)] and aside.read_text() == "mine"
+    assert findings(results) == []
 
 
 def test_repair_leaves_an_edited_source_and_clears_leftovers(results: Path) -> None:

@@ -91,12 +91,12 @@ rule recorded:
         ),
     log:
         "results/logs/grouped_schedule/recorded-h200/{device}/{kind}.log",
+    # No param: how many threads prove it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
         code=code("recorded"),
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
-        threads=CONFIG.grouped_schedule.cpu_threads,
     shell:
         "routeblock recorded --source {params.source} --contents {input.contents} --protocol {input.protocol}"
-        " --threads {params.threads} --out {params.out} 2> {log}"
+        " --threads {threads} --out {params.out} 2> {log}"
