@@ -167,8 +167,8 @@ class _Walk:
         if not self.files:
             raise _nothing_at(roots[0], "nothing there")
         self.unplaced: list[Finding] = []
-        self.links = [p for p in self.files if p.is_symlink() and self._needs_seal(p)]
-        self.sealed = [s for p in self.files if p.name.endswith(SUFFIX) and (s := self._read(p))]
+        self.links = [p for p in self.files if p.is_symlink() and (_is_manifest(p) or self._needs_seal(p))]
+        self.sealed = [s for p in self.files if _is_manifest(p) and (s := self._read(p))]
         self.producer: dict[Path, _Sealed] = {s.path: s for s in self.sealed}
         self._link()
         self.unplaced[:0] = [self._of_link(p) for p in self.links]
@@ -184,8 +184,8 @@ class _Walk:
         return Finding(kind, self.show(path), sealed and self.show(sealed), detail)
 
     def _of_link(self, path: Path) -> Finding:
-        made = self.producer.get(path)
-        return self.finding(Kind.LINK, path, made.path if made else None, f"a link to {path.readlink()}, where a result belongs")
+        made = path if _is_manifest(path) else self.producer[path].path if path in self.producer else None
+        return self.finding(Kind.LINK, path, made, f"a link to {path.readlink()}, where a result belongs")
 
     def _read(self, path: Path) -> _Sealed | None:
         try:
@@ -242,7 +242,7 @@ class _Walk:
         return order
 
     def _needs_seal(self, path: Path) -> bool:
-        if path.name.endswith(SUFFIX) or path.suffix == ".log" or path.name in {"README.md", ".gitkeep"}:
+        if _is_manifest(path) or path.suffix == ".log" or path.name in {"README.md", ".gitkeep"}:
             return False
         root = next(r for r in self.roots if path.is_relative_to(r))
         return "logs" not in path.relative_to(root).parts[:-1]
@@ -327,13 +327,17 @@ class _Walk:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Every file below `root`, and every link, which is not followed."""
+    """Every file below `root`, every link, which is not followed, and every folder that is named as a manifest."""
     for folder, folders, names in os.walk(root):
         for name in names:
             yield Path(folder, name)
         for name in folders:
-            if (path := Path(folder, name)).is_symlink():
+            if (path := Path(folder, name)).is_symlink() or _is_manifest(path):
                 yield path
+
+
+def _is_manifest(path: Path) -> bool:
+    return path.name.endswith(SUFFIX)
 
 
 def _place(home: Path, relative: str, allowed: Sequence[Path]) -> Path | None:
