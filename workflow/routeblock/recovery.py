@@ -87,7 +87,7 @@ def recover(checkout: Path, results: Path, limit_s: float) -> list[str]:
             said.append(f"waited for {len(processes)} processes of a killed workflow, {processes[0].pid} first")
         time.sleep(POLL_S)
     if any((checkout / ".snakemake" / "locks").glob("*")):
-        command = [sys.executable, "-m", "snakemake", "--unlock"]
+        command = [sys.executable, "-m", "snakemake", "--cores", "1", "--unlock"]
         done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
         if done.returncode:
             raise InputError(

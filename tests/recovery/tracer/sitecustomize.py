@@ -19,6 +19,7 @@ from typing import Any
 PACKAGE = "routeblock"
 edges: set[tuple[str, str, bool]] = set()  # importer, imported, at the top of the importer
 read: set[str] = set()
+rules: set[str] = set()  # whose code digest was asked for
 real_import, real_import_module = builtins.__import__, importlib.import_module
 
 
@@ -30,7 +31,9 @@ def note(frame: FrameType, name: str) -> None:
 
 def noted_import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
     module = real_import(name, globals, locals, fromlist, level)
-    frame = sys._getframe(1)
+    frame = sys._getframe(0).f_back
+    if frame is None:  # called from C
+        return module
     whole = name
     if level:
         base = str(globals["__package__"]).split(".")
@@ -38,7 +41,19 @@ def noted_import(name: str, globals: Any = None, locals: Any = None, fromlist: A
     note(frame, whole)
     for item in fromlist or ():
         note(frame, f"{whole}.{item}")
+    if whole == f"{PACKAGE}.workflow" and "code" in (fromlist or ()):
+        note_rules(module)
     return module
+
+
+def note_rules(module: Any) -> None:
+    real_code = module.code
+
+    def code(rule: str) -> Any:
+        rules.add(rule)
+        return real_code(rule)
+
+    module.code = code
 
 
 def noted_import_module(name: str, package: str | None = None) -> Any:
@@ -55,11 +70,9 @@ def audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def write() -> None:
-    rules = sys.modules.get("routeblock.workflow")
-    if rules is None:
-        return
-    path = Path(os.environ["TRACE"], f"{os.getpid()}.json")
-    path.write_text(json.dumps({"arguments": sys.argv[1:], "edges": sorted(edges), "read": sorted(read)}))
+    if len(rules) == 1:  # a command; the workflow itself asks for all
+        trace = {"rules": sorted(rules), "edges": sorted(edges), "read": sorted(read)}
+        Path(os.environ["TRACE"], f"{os.getpid()}.json").write_text(json.dumps(trace))
 
 
 if "TRACE" in os.environ:

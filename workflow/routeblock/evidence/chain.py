@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_file
-from routeblock.evidence.files import is_temporary
+from routeblock.evidence.files import is_temporary, writable_folder
 from routeblock.evidence.manifest import SUFFIX, Entry, Manifest, absolute, seal
 
 __all__ = ["Finding", "Kind", "Repaired", "repair", "seal", "verify"]
@@ -110,6 +110,8 @@ def repair(
     `InputError` as `verify` does.
     """
     walk = _Walk(roots, sources, elsewhere)
+    for root in roots:
+        writable_folder(root)
     found = walk.findings(code)
     lost = walk.lost(found)
     leftovers = {p for p in walk.files if any(is_temporary(part) for part in p.parts)}
