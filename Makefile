@@ -10,7 +10,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study test test-vllm bundle prediction bench verify repair clean
+.PHONY: setup study test test-recovery test-vllm bundle prediction bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -32,7 +32,9 @@ setup: .venv/base.stamp
 	@.venv-cuda12/$(PIP:.venv/%=%) --constraint envs/base.txt --requirement envs/cuda12.txt
 	@touch $@
 
+# Also after a power cut or kill -9: the jobs that were left are waited for, and what they did not finish is made again.
 study: setup
+	@$(BIN)/routeblock recover results
 	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES)
 
 test: .venv/dev.stamp .venv-cuda12/stamp
@@ -42,6 +44,10 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 	@$(BIN)/snakefmt --check Snakefile workflow/rules
 	@$(BIN)/python tests/workflow/lint.py
 	@$(BIN)/pytest -n 2
+
+# A small real study is traced, edited, killed at every stage, put on a full disk; a few minutes.
+test-recovery: .venv/dev.stamp
+	@$(BIN)/pytest --override-ini addopts=-q tests/recovery
 
 # By hand, not in CI: vllm 0.24.0 with all it needs is 10 GB. No GPU is needed; on one, nothing is launched.
 test-vllm: .venv-vllm/stamp
@@ -70,6 +76,7 @@ verify: setup
 	@$(BIN)/routeblock verify results
 
 repair: setup
+	@$(BIN)/routeblock recover results
 	@$(BIN)/routeblock repair results
 	@$(MAKE) --no-print-directory study
 	@$(MAKE) --no-print-directory verify

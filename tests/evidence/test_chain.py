@@ -256,14 +256,16 @@ def test_seal_takes_a_folder_for_the_files_below_it(results: Path) -> None:
 def test_repair_removes_what_does_not_fit_and_all_that_came_of_it(results: Path) -> None:
     (results / "run" / "r.bin").write_text("rum")
     (results / "notes.txt").write_text("mine")
-    removed = repair(results, code=CODE, sources=[results.parent / "given"])
-    assert sorted(os.path.relpath(p, results) for p in removed) == [
+    repaired = repair(results, code=CODE, sources=[results.parent / "given"])
+    assert sorted(os.path.relpath(p, results) for p in repaired.removed) == [
         "run/r.bin",
         "run/run.manifest.json",
         "tables/t.csv",
         "tables/table.manifest.json",
     ]
-    assert findings(results) == [(Kind.UNSEALED_FILE, "notes.txt")]
+    aside = results.with_name("results.set-aside") / "notes.txt"
+    assert repaired.moved == [(results / "notes.txt", aside)] and aside.read_text() == "mine"
+    assert findings(results) == []
 
 
 def test_repair_leaves_an_edited_source_and_clears_leftovers(results: Path) -> None:
@@ -274,3 +276,116 @@ def test_repair_leaves_an_edited_source_and_clears_leftovers(results: Path) -> N
     repair(results, code=CODE, sources=[source])
     assert source.read_text() == "13"
     assert not [p for p in results.rglob("*") if p.is_file()]
+
+
+def _edit(path: Path) -> None:
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _empty_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _folder_with_notes(path: Path) -> None:
+    _empty_folder(path)
+    (path / "notes.txt").write_text("mine")
+
+
+def _link_to_the_same_bytes(path: Path) -> None:
+    shutil.move(path, path.parents[2] / "elsewhere")
+    path.symlink_to(path.parents[2] / "elsewhere")
+
+
+def _link_to_a_neighbour(path: Path) -> None:
+    path.rename(path.with_name("neighbour"))
+    path.symlink_to("neighbour")
+
+
+def _link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+DAMAGES = (
+    _edit,
+    _truncate,
+    Path.unlink,
+    _empty_folder,
+    _folder_with_notes,
+    _link_to_the_same_bytes,
+    _link_to_a_neighbour,
+    _link_to_nothing,
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("artifact", ["run/r.bin", "run/run.manifest.json"])
+def test_a_damaged_artifact_is_named_and_goes_with_what_was_made_from_it(
+    results: Path, artifact: str, damage: Callable[[Path], None]
+) -> None:
+    path = results / artifact
+    before = path.read_bytes()
+    damage(path)
+    named = {name for _, name in findings(results)}
+    # Without its manifest, what is no longer sealed is named.
+    assert (artifact if os.path.lexists(path) or path.suffix == ".bin" else "run/r.bin") in named
+    repaired = repair(results, code=CODE, sources=[results.parent / "given"])
+    left = sorted(os.path.relpath(p, results) for p in results.rglob("*") if not p.is_dir())
+    assert left == ["fixture/f.bin", "fixture/fixture.manifest.json"]
+    assert not os.path.lexists(path)
+    assert findings(results) == []
+    # What the workflow did not make is kept.
+    kept = {p.name: p for _, aside in repaired.moved for p in [aside, *aside.rglob("*")]}
+    if damage is _folder_with_notes:
+        assert kept["notes.txt"].read_text() == "mine"
+    if damage is _link_to_a_neighbour:
+        assert kept["neighbour"].read_bytes() == before
+    if damage is _link_to_the_same_bytes:
+        assert (results.parent / "elsewhere").read_bytes() == before
+
+
+def test_a_folder_of_results_behind_a_link_is_made_again(results: Path, tmp_path: Path) -> None:
+    shutil.move(results / "run", tmp_path / "elsewhere")
+    (results / "run").symlink_to(tmp_path / "elsewhere")
+    assert findings(results)[0] == (Kind.LINK, "run")
+    repair(results, code=CODE, sources=[results.parent / "given"])
+    assert not os.path.lexists(results / "run") and (tmp_path / "elsewhere" / "r.bin").read_text() == "run"
+    assert not (results / "tables" / "t.csv").exists()
+    assert findings(results) == []
+
+
+def test_manifests_of_one_process_go_together(results: Path) -> None:
+    run = results / "run"
+    (run / "telemetry.json").write_text("{}")
+    telemetry = run / "telemetry.manifest.json"
+    seal(
+        telemetry,
+        rule="run",
+        outputs=[run / "telemetry.json"],
+        inputs=[run / "r.bin"],
+        parameters={"seed": 1},
+        code=CODE["run"],
+    )
+    (run / "telemetry.json").unlink()
+    repair(results, code=CODE, sources=[results.parent / "given"])
+    assert not any(run.iterdir()) and not (results / "tables" / "t.csv").exists()
+
+
+def test_two_repairs_keep_both_notes(results: Path) -> None:
+    for text in ("first", "second"):
+        (results / "notes.txt").write_text(text)
+        repair(results, code=CODE, sources=[results.parent / "given"])
+    aside = results.with_name("results.set-aside")
+    assert sorted(p.read_text() for p in aside.iterdir()) == ["first", "second"]
+
+
+def test_an_edited_source_is_told_and_stays(results: Path) -> None:
+    source = results.parent / "given" / "numbers.json"
+    source.write_text("13")
+    repaired = repair(results, code=CODE, sources=[results.parent / "given"])
+    assert [finding.path for finding in repaired.given] == [source] and source.read_text() == "13"

@@ -61,6 +61,7 @@ def test_the_closure_follows_relative_absolute_and_local_imports_and_every_init(
         '"""New docstring."""\nfrom routeblock.errors import E\n\n\ndef align(x):\n    return x + 1\n',
         "from routeblock.errors import E\n\n\n# why\ndef align(x):  # comment\n    return x + 1\n",
         'from routeblock.errors import E\n\n\ndef align(x):\n    """Doc."""\n    return (x\n            + 1)\n',
+        'from routeblock.errors import E\n\n"""About it."""\n\ndef align(x):\n    return x + 1\n',
     ],
 )
 def test_comments_docstrings_and_layout_keep_the_digest(package: Path, text: str) -> None:

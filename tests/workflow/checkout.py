@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from snakemake.api import SnakemakeApi
@@ -54,20 +55,23 @@ class Checkout:
         done = self.command("snakemake", "--cores", "1", "--", *targets)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def would_run(self, monkeypatch: pytest.MonkeyPatch, *targets: str) -> list[tuple[str, dict[str, str]]]:
-        """Rule and wildcards of every job that a run for `targets` would start now, in sorted order."""
+    def execute(self, monkeypatch: pytest.MonkeyPatch, executor: str, *targets: str) -> Any:
+        """Hand the jobs of `targets` to an executor of Snakemake in this process; returns Snakemake's DAG."""
         monkeypatch.chdir(self.root)
         monkeypatch.setenv("PATH", os.environ["PATH"])
         monkeypatch.setattr(digest, "PACKAGE_ROOT", self.root / "workflow" / "routeblock")
         digest._parsed.cache_clear()
-        with SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=True)) as api:
+        dryrun = executor == "dryrun"
+        with SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=dryrun)) as api:
             workflow = api.workflow(ResourceSettings(cores=1), snakefile=self.root / "Snakefile", workdir=self.root)
-            dag = workflow.dag(DAGSettings(targets=set(targets)))
-            dag.execute_workflow(executor="dryrun")
-            needed = workflow._workflow.dag.needrun_jobs(exclude_finished=False)
-            jobs = [(job.rule.name, dict(job.wildcards_dict)) for job in needed]
+            workflow.dag(DAGSettings(targets=set(targets))).execute_workflow(executor=executor)
         digest._parsed.cache_clear()
-        return sorted(jobs, key=repr)
+        return workflow._workflow.dag
+
+    def would_run(self, monkeypatch: pytest.MonkeyPatch, *targets: str) -> list[tuple[str, dict[str, str]]]:
+        """Rule and wildcards of every job that a run for `targets` would start now, in sorted order."""
+        needed = self.execute(monkeypatch, "dryrun", *targets).needrun_jobs(exclude_finished=False)
+        return sorted(((job.rule.name, dict(job.wildcards_dict)) for job in needed), key=repr)
 
     def edit(self, path: str, old: str, new: str) -> None:
         """Replace `old`, which the file must contain once, by `new`."""

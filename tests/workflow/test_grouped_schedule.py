@@ -33,6 +33,10 @@ def lanes(checkout: Checkout, *names: str) -> None:
     checkout.edit("config.yaml", line, f"  lanes: [{', '.join(names)}]")
 
 
+def test_the_wiring_names_every_file_of_a_record() -> None:
+    assert wiring.FILES == record.FILES
+
+
 def test_a_cpu_has_a_sweep_and_a_confirmation(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes(checkout, "cpu")
     device = {"lane": "cpu", "device": "cpu0"}

@@ -483,14 +483,30 @@ def _print_findings(found: Sequence[object], verbose: bool) -> None:
 
 @app.command()
 def repair(roots: Roots, source: Sources = None, verbose: Verbose = False) -> None:
-    """Remove results that do not fit their manifests, and all that was made from them, for the workflow to remake."""
+    """Take away results that do not fit their manifests, and all made from them, for the workflow to make again."""
     from routeblock.evidence import chain
     from routeblock.workflow import RESTORED, codes, given
 
-    removed = chain.repair(*roots, code=codes(), sources=source or given(), elsewhere=RESTORED)
-    print(f"{' '.join(map(str, roots))}: {len(removed)} files removed")
-    for path in removed if verbose else ():
+    done = chain.repair(*roots, code=codes(), sources=source or given(), elsewhere=RESTORED)
+    print(f"{' '.join(map(str, roots))}: {len(done.removed)} files removed")
+    for path in done.removed if verbose else ():
         print(path)
+    for path, aside in done.moved:
+        print(f"{path}: moved to {aside}; no manifest lists it")
+    for finding in done.given:
+        print(f"{finding}; given, so left as it is: restore it (git checkout), or keep it and what is made from it")
+
+
+@app.command()
+def recover(
+    results: Annotated[Path, typer.Argument(help="The results folder.")] = Path("results"),
+    limit: Annotated[float, typer.Option(help="Seconds to wait for jobs that still run.", min=0)] = 3600,
+) -> None:
+    """After a killed workflow: wait for the jobs that it left, then clear its lock and half-written files."""
+    from routeblock.recovery import recover as clear
+
+    for line in clear(Path(), results, limit):
+        print(line)
 
 
 @app.command()

@@ -21,6 +21,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
 from routeblock.grouped_schedule.wiring import TABLES as GROUPED_TABLES
+from routeblock.recovery import mark
 from routeblock.route_block.cells import CELLS, HISTORIES
 from routeblock.route_block.operating_point import LANES
 
@@ -35,13 +36,14 @@ class Code:
 
 TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "prediction")
 GPU_TABLES = ("agreement", "census", "probe_control", "versions")
+_PROBE = ("cuda/grid_probe.c",)
 _ALIGNMENT_FILES = ("cuda/align.cu", "cuda/align_variants.cuh")
 _KERNEL_FILES = ("cuda/q6k_schedules.cu", "cuda/q6k_dot.cuh")
 
 # Each rule's own code, without the command line: a rule is made again when something here changes.
 RULES: dict[str, Code] = {
     "environment": Code(("routeblock.environment",)),
-    "probe": Code(("routeblock.cuda.grid_probe",), ("cuda/grid_probe.c",)),
+    "probe": Code(("routeblock.cuda.grid_probe",), _PROBE),
     "golden": Code(("routeblock.route_block.golden",)),
     "fixture": Code(("routeblock.route_block.make_fixture",)),
     "manifest": Code(("routeblock.moe.checkpoint.manifest",)),
@@ -49,17 +51,19 @@ RULES: dict[str, Code] = {
     "prediction": Code(("routeblock.route_block.freeze",)),
     "control": Code(("routeblock.route_block.control",)),
     "run": Code(("routeblock.route_block.run", "routeblock.route_block.lane_twin")),
-    "run_cuda": Code(("routeblock.route_block.run", "routeblock.route_block.lane_cuda"), ("cuda/grid_probe.c",)),
-    "capture": Code(("routeblock.route_block.captured",), ("cuda/grid_probe.c",)),
+    "run_cuda": Code(
+        ("routeblock.route_block.run", "routeblock.route_block.lane_cuda", "routeblock.cuda.turn"), _PROBE
+    ),
+    "capture": Code(("routeblock.route_block.captured", "routeblock.cuda.turn"), _PROBE),
     "captured_plans": Code(("routeblock.route_block.captured",)),
-    "census": Code(("routeblock.route_block.census",), ("cuda/grid_probe.c",)),
+    "census": Code(("routeblock.route_block.census", "routeblock.cuda.turn"), _PROBE),
     "pack_evidence": Code(("routeblock.route_block.recorded",)),
     "restore_evidence": Code(("routeblock.route_block.recorded",)),
     "agreement": Code(("routeblock.route_block.agree",)),
     "census_summary": Code(("routeblock.route_block.census_summary",)),
     "probe_comparison": Code(("routeblock.route_block.probe_comparison",)),
     "versions": Code(("routeblock.route_block.versions",)),
-    "unassisted": Code(("routeblock.route_block.unassisted",), ("cuda/grid_probe.c",)),
+    "unassisted": Code(("routeblock.route_block.unassisted", "routeblock.cuda.turn"), _PROBE),
     "random_plans": Code(("routeblock.route_block.random_plans",)),
     "mutations": Code(("routeblock.route_block.mutate",)),
     "score": Code(("routeblock.route_block.score",)),
@@ -104,6 +108,7 @@ def prepare(settings: Any, results: Path) -> Config:
     What does not fit ends this process with one line and 2, as it ends a command: Snakemake would add a traceback.
     """
     bin_folder = str(Path(sys.executable).parent)
+    mark(Path())
     os.environ["PATH"] = os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])
     try:
         writable_folder(results)

@@ -24,7 +24,9 @@ rule confirmation:
     params:
         code=code("confirmation"),
         out=subpath(output[0], parent=True),
-        options=lambda w, input: grouped.options(CONFIG, input.cubin),
+        cubin=lambda w, input: [f"--cubin {path}" for path in input.cubin],
+        # Apart from what depends on an input: that is no reason to run again.
+        threads=lambda w: grouped.threads(CONFIG, w.lane),
     shell:
-        "routeblock confirm --device {wildcards.device} --protocol {input.protocol} {params.options}"
+        "routeblock confirm --device {wildcards.device} --protocol {input.protocol} {params.cubin} --threads {params.threads}"
         " --out {params.out} 2> {log}"

@@ -4,7 +4,7 @@
 rule statistics:
     input:
         protocol="fixtures/protocols/grouped_schedule.json",
-        records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
+        records=grouped.record_files(CONFIG),
     output:
         statistics="results/grouped_schedule/statistics/statistics.json",
         ratios="results/grouped_schedule/statistics/ratios.parquet",
@@ -23,8 +23,9 @@ rule statistics:
 rule validate_timings:
     input:
         protocol="fixtures/protocols/grouped_schedule.json",
-        records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
+        records=grouped.record_files(CONFIG),
         statistics=rules.statistics.output.statistics,
+        ratios=rules.statistics.output.ratios,
     output:
         validation="results/grouped_schedule/validation/validation.json",
         manifest="results/grouped_schedule/validation/validation.manifest.json",
@@ -46,7 +47,7 @@ for name in grouped.TABLES:
         input:
             published="fixtures/published/grouped_schedule.json",
             sanitizers=grouped.sanitizers(CONFIG),
-            records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
+            records=grouped.record_files(CONFIG),
             statistics=rules.statistics.output.statistics,
             validation=rules.validate_timings.output.validation,
         output:
@@ -70,10 +71,11 @@ rule bundle:
         protocol="fixtures/protocols/grouped_schedule.json",
         published="fixtures/published/grouped_schedule.json",
         identities=grouped.identities(CONFIG),
-        records=[f"{folder}/run.json" for folder in grouped.records(CONFIG)],
-        statistics=rules.statistics.output.statistics,
-        validation=rules.validate_timings.output.validation,
-        tables=[f"results/tables/{name}.md" for name in grouped.TABLES],
+        records=grouped.record_files(CONFIG),
+        seals=grouped.record_seals(CONFIG),
+        statistics=rules.statistics.output,
+        validation=rules.validate_timings.output,
+        tables=[f"results/tables/{name}.{suffix}" for name in grouped.TABLES for suffix in ("parquet", "csv", "md")],
     output:
         archive="results/bundle/grouped_schedule.tar.gz",
         manifest="results/bundle/bundle.manifest.json",

@@ -25,9 +25,11 @@ rule sweep:
     params:
         code=code("sweep"),
         out=subpath(output[0], parent=True),
-        options=lambda w, input: grouped.options(CONFIG, input.cubin),
+        cubin=lambda w, input: [f"--cubin {path}" for path in input.cubin],
+        # Apart from what depends on an input: that is no reason to run again.
+        threads=lambda w: grouped.threads(CONFIG, w.lane),
     shell:
-        "routeblock sweep --device {wildcards.device} --protocol {input.protocol} {params.options}"
+        "routeblock sweep --device {wildcards.device} --protocol {input.protocol} {params.cubin} --threads {params.threads}"
         " --out {params.out} 2> {log}"
 
 
@@ -91,12 +93,12 @@ rule recorded:
         ),
     log:
         "results/logs/grouped_schedule/recorded-h200/{device}/{kind}.log",
+    # No param: how many threads prove it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
         code=code("recorded"),
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
-        threads=CONFIG.grouped_schedule.cpu_threads,
     shell:
         "routeblock recorded --source {params.source} --contents {input.contents} --protocol {input.protocol}"
-        " --threads {params.threads} --out {params.out} 2> {log}"
+        " --threads {threads} --out {params.out} 2> {log}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +23,10 @@ from pydantic import ValidationError
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_file
-from routeblock.evidence.files import is_temporary
+from routeblock.evidence.files import is_temporary, writable_folder
 from routeblock.evidence.manifest import SUFFIX, Entry, Manifest, absolute, seal
 
-__all__ = ["Finding", "Kind", "repair", "seal", "verify"]
+__all__ = ["Finding", "Kind", "Repaired", "repair", "seal", "verify"]
 
 
 class Kind(StrEnum):
@@ -34,6 +35,7 @@ class Kind(StrEnum):
     MALFORMED_MANIFEST = "malformed manifest"
     MANIFEST_CYCLE = "manifest cycle"
     PATH_OUTSIDE = "path outside"
+    LINK = "link"
     PRODUCED_TWICE = "produced twice"
     MISSING = "missing"
     RESIZED = "resized"
@@ -85,27 +87,67 @@ def verify(
     return _Walk(roots, sources, elsewhere).findings(code)
 
 
+SET_ASIDE = ".set-aside"
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair did: sealed files removed, others moved (from, to), and given inputs that are not as they were."""
+
+    removed: list[Path]
+    moved: list[tuple[Path, Path]]
+    given: list[Finding]
+
+
 def repair(
     *roots: Path, code: Mapping[str, str] | None, sources: Sequence[Path] = (), elsewhere: Sequence[str] = ()
-) -> list[Path]:
-    """Remove what does not fit, with its manifest and everything made from it, so that the workflow makes it again.
+) -> Repaired:
+    """Take away what does not fit and everything made from it, so that the workflow makes it again.
 
-    Returns what was removed. Sources and files that no manifest lists stay, but for what a killed process left of an
-    atomic write. Raises `InputError` as `verify` does.
+    A sealed file is removed, and with it all that its rule made there. What no manifest lists (notes, a folder that
+    stands where a file belongs) is moved to `{root}.set-aside`, and nothing of it is lost; but what a killed process
+    left of an atomic write is removed. A link is removed, its target stays. Given inputs are left as they are. Raises
+    `InputError` as `verify` does.
     """
     walk = _Walk(roots, sources, elsewhere)
-    unfit = {absolute(f.manifest) for f in walk.findings(code) if f.manifest}
-    grown = True
-    while grown:  # a workflow that finds a final result in place does not miss what it was made from
-        lost = {p for s in walk.sealed if s.path in unfit for p in [s.path, *s.outputs]}
-        more = {s.path for s in walk.sealed if lost & s.inputs.keys()} - unfit
-        unfit |= more
-        grown = bool(more)
+    for root in roots:
+        writable_folder(root)
+    found = walk.findings(code)
+    lost = walk.lost(found)
     leftovers = {p for p in walk.files if any(is_temporary(part) for part in p.parts)}
-    removed = sorted(p for p in unfit | lost | leftovers if p.is_file() or p.is_symlink())
+    removed = sorted(p for p in lost | leftovers | set(walk.links) if p.is_symlink() or p.is_file())
     for path in removed:
         path.unlink()
-    return [walk.show(p) for p in removed]
+    for path in leftovers:
+        _remove_empty(path.parent)
+    moved = []
+    loose = [absolute(f.path) for f in found if f.kind is Kind.UNSEALED_FILE]
+    in_the_way = [p for p in sorted(lost) if p.is_dir()]
+    for path in [*in_the_way, *sorted(loose)]:
+        if path.exists() and not _remove_empty(path):
+            moved.append((walk.show(path), walk.show(_set_aside(path, walk.roots))))
+    given = [f for f in found if any(absolute(f.path).is_relative_to(source) for source in walk.sources)]
+    return Repaired([walk.show(p) for p in removed], moved, given)
+
+
+def _remove_empty(folder: Path) -> bool:
+    """Remove a folder that holds no file; whether it did."""
+    if not folder.is_dir() or folder.is_symlink() or any(_walk(folder)):
+        return False
+    shutil.rmtree(folder)
+    return True
+
+
+def _set_aside(path: Path, roots: Sequence[Path]) -> Path:
+    root = next(r for r in roots if path.is_relative_to(r))
+    target = root.with_name(root.name + SET_ASIDE) / path.relative_to(root)
+    number = 1
+    while os.path.lexists(target):  # of an earlier repair
+        number += 1
+        target = target.with_name(f"{path.name}.{number}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(path, target)
+    return target
 
 
 def _nothing_at(root: Path, what: str) -> InputError:
@@ -127,9 +169,11 @@ class _Walk:
         if not self.files:
             raise _nothing_at(roots[0], "nothing there")
         self.unplaced: list[Finding] = []
-        self.sealed = [s for p in self.files if p.name.endswith(SUFFIX) and (s := self._read(p))]
+        self.links = [p for p in self.files if p.is_symlink() and (_is_manifest(p) or self._needs_seal(p))]
+        self.sealed = [s for p in self.files if _is_manifest(p) and (s := self._read(p))]
         self.producer: dict[Path, _Sealed] = {s.path: s for s in self.sealed}
         self._link()
+        self.unplaced[:0] = [self._of_link(p) for p in self.links]
 
     def show(self, path: Path) -> Path:
         """The path as the caller would write it."""
@@ -140,6 +184,10 @@ class _Walk:
 
     def finding(self, kind: Kind, path: Path, sealed: Path | None, detail: str) -> Finding:
         return Finding(kind, self.show(path), sealed and self.show(sealed), detail)
+
+    def _of_link(self, path: Path) -> Finding:
+        made = path if _is_manifest(path) else self.producer[path].path if path in self.producer else None
+        return self.finding(Kind.LINK, path, made, f"a link to {path.readlink()}, where a result belongs")
 
     def _read(self, path: Path) -> _Sealed | None:
         try:
@@ -196,10 +244,37 @@ class _Walk:
         return order
 
     def _needs_seal(self, path: Path) -> bool:
-        if path.name.endswith(SUFFIX) or path.suffix == ".log" or path.name in {"README.md", ".gitkeep"}:
+        if _is_manifest(path) or path.suffix == ".log" or path.name in {"README.md", ".gitkeep"}:
             return False
         root = next(r for r in self.roots if path.is_relative_to(r))
         return "logs" not in path.relative_to(root).parts[:-1]
+
+    def lost(self, found: Sequence[Finding]) -> set[Path]:
+        """What has to be made again: what does not fit, what else its rule made there, and what was made from that."""
+        unfit = {absolute(f.manifest) for f in found if f.manifest}
+        # Made, as a manifest says, but unsealed.
+        lost = {absolute(f.path) for f in found if f.kind is Kind.INPUT_WITHOUT_PRODUCER}
+        lost -= {p for p in lost if any(p.is_relative_to(source) for source in self.sources)}
+        jobs: dict[tuple[Path, str, bytes], set[Path]] = {}
+        for s in self.sealed:
+            # One process may write several manifests: it runs again if it has to for one of them.
+            job = (s.path.parent, s.manifest.rule, canonical_json(s.manifest.parameters))
+            jobs.setdefault(job, set()).add(s.path)
+        together = {path: job for job in jobs.values() for path in job}
+        grown = True
+        while grown:  # a workflow that finds a final result in place does not miss what it was made from
+            unfit |= {other for path in unfit for other in together.get(path, ())}
+            lost |= {p for s in self.sealed if s.path in unfit for p in [s.path, *s.outputs]} | unfit
+            more = {s.path for s in self.sealed if self._is_hit(s, lost)} - unfit
+            unfit |= more
+            grown = bool(more)
+        return lost
+
+    def _is_hit(self, s: _Sealed, lost: set[Path]) -> bool:
+        # Through a link is not from what the workflow made, wherever the link leads.
+        return bool(lost & s.inputs.keys()) or any(
+            p.is_relative_to(link) for link in self.links for p in [*s.inputs, *s.outputs]
+        )
 
     def findings(self, code: Mapping[str, str] | None) -> list[Finding]:
         order = self._order()
@@ -208,7 +283,7 @@ class _Walk:
             todo = sorted(given | {p for s in order for p in s.outputs})
             found = dict(zip(todo, pool.map(_measure, todo), strict=True))
         placed = [f for s in order for f in self._check(s, found, code)]
-        loose = [p for p in self.files if p not in self.producer and self._needs_seal(p)]
+        loose = [p for p in self.files if p not in self.producer and p not in self.links and self._needs_seal(p)]
         placed += [self.finding(Kind.UNSEALED_FILE, p, None, "no manifest lists it") for p in loose]
         first: dict[Path, Finding] = {}
         for f in [*self.unplaced, *placed]:
@@ -254,9 +329,17 @@ class _Walk:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(root):
+    """Every file below `root`, every link, which is not followed, and every folder that is named as a manifest."""
+    for folder, folders, names in os.walk(root):
         for name in names:
             yield Path(folder, name)
+        for name in folders:
+            if (path := Path(folder, name)).is_symlink() or _is_manifest(path):
+                yield path
+
+
+def _is_manifest(path: Path) -> bool:
+    return path.name.endswith(SUFFIX)
 
 
 def _place(home: Path, relative: str, allowed: Sequence[Path]) -> Path | None:
@@ -273,7 +356,7 @@ def _measure(path: Path) -> tuple[int, str] | OSError:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("not a file")
+            raise OSError("a folder, not a file" if stat.S_ISDIR(status.st_mode) else "not a file")
         return status.st_size, sha256_file(path)
     except OSError as e:
         return e

@@ -73,9 +73,9 @@ def _parsed(module: str) -> tuple[str, frozenset[str]]:
             imports.add(base)
             imports.update(f"{base}.{a.name}" for a in node.names)
         elif isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            body = node.body
-            if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-                node.body = body[1:] if len(body) > 1 or isinstance(node, ast.Module) else [ast.Pass()]
+            # Also those below a field: a text that stands alone does nothing.
+            body: list[ast.stmt] = [statement for statement in node.body if not _is_text(statement)]
+            node.body = body or ([] if isinstance(node, ast.Module) else [ast.Pass()])
     found = {m for m in imports if _module_file(m) is not None}
     # A package's __init__ runs before its modules, so it belongs to them.
     for m in [module, *found]:
@@ -83,6 +83,14 @@ def _parsed(module: str) -> tuple[str, frozenset[str]]:
         found.update(".".join(parts[:i]) for i in range(1, len(parts)))
     found.discard(module)
     return _dump(tree), frozenset(found)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def _dump(node: Any) -> str:

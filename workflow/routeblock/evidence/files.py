@@ -33,6 +33,11 @@ _WAYS_OUT = {
 }
 
 
+# Another process put its own there, or took the old one away, between two steps of a replacement.
+_OVERTAKEN = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY})
+_TRIES = 100
+
+
 def is_temporary(name: str) -> bool:
     """Whether a file or folder of this name is what a killed process left of an atomic write."""
     return name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)
@@ -76,21 +81,40 @@ def writable_folder(path: Path) -> None:
 
 
 def _swap(new: Path, path: Path) -> None:
-    if not path.is_dir() or not any(path.iterdir()):
+    # A process that a killed workflow left behind may do the same: whoever comes last stays, whole.
+    for attempt in range(_TRIES):
+        try:
+            _move_in(new, path)
+            return
+        except OSError as e:
+            if e.errno not in _OVERTAKEN or attempt == _TRIES - 1:
+                raise
+
+
+def _move_in(new: Path, path: Path) -> None:
+    old = None
+    if path.is_dir() and (entries := {p.name for p in path.iterdir()}):
+        others = sorted(entries - {p.name for p in new.iterdir()})
+        if others:
+            raise InputError(
+                f"the folder holds other files, {others[0]!r} first",
+                where=str(path),
+                limit="only an empty folder or an earlier result of the same kind is replaced",
+                way_out="name another folder or empty this one",
+            )
+        old = _beside(path)
+        path.rename(old)
+    try:
         new.rename(path)
-        return
-    others = sorted({p.name for p in path.iterdir()} - {p.name for p in new.iterdir()})
-    if others:
-        raise InputError(
-            f"the folder holds other files, {others[0]!r} first",
-            where=str(path),
-            limit="only an empty folder or an earlier result of the same kind is replaced",
-            way_out="name another folder or empty this one",
-        )
-    old = _beside(path)
-    path.rename(old)
-    new.rename(path)
-    shutil.rmtree(old)
+    except OSError:
+        if old is not None and not path.exists():
+            old.rename(path)
+        raise
+    finally:
+        if old is not None and old.is_symlink():
+            old.unlink()
+        elif old is not None:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _beside(path: Path) -> Path:

@@ -21,6 +21,7 @@ TABLES = (
     "sanitizer",
 )
 RESULTS = "results/grouped_schedule"
+FILES = ("batches.parquet", "comparisons.json", "fixtures.json", "run.json")  # of a record
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
 
 
@@ -40,6 +41,20 @@ def records(config: Config) -> list[str]:
     for lane in config.grouped_schedule.lanes:
         kinds = ("sweep", "confirmation") if lane is GroupedLane.CPU else ("sweep", "confirmation", "beyond")
         found += [f"{RESULTS}/{lane}/{device}/{kind}" for device in devices(lane) for kind in kinds]
+    return found
+
+
+def record_files(config: Config) -> list[str]:
+    """Every file of the records: equal in one of them, a record may differ in another."""
+    return [f"{folder}/{name}" for folder in records(config) for name in FILES]
+
+
+def record_seals(config: Config) -> list[str]:
+    """The manifests of the records."""
+    found = []
+    for folder in map(Path, records(config)):
+        recorded = folder.parts[2] == GroupedLane.RECORDED_H200
+        found.append((folder / f"{'recorded' if recorded else folder.name}.manifest.json").as_posix())
     return found
 
 
@@ -83,12 +98,6 @@ def bundled(config: Config) -> list[str]:
     given = ["fixtures/protocols/grouped_schedule.json", "fixtures/published/grouped_schedule.json"]
     made = [*records(config), f"{RESULTS}/statistics", f"{RESULTS}/validation"]
     return [*given, *identities(config), *made, *tables]
-
-
-def options(config: Config, cubins: list[str]) -> str:
-    """The command's options that depend on the lane."""
-    given = [f"--cubin {path}" for path in cubins]
-    return " ".join([*given, f"--threads {config.grouped_schedule.cpu_threads}"])
 
 
 def threads(config: Config, lane: str) -> int:

@@ -186,7 +186,8 @@ def restore(fixture_folder: Path, evidence: Path, group: str, out: Path, *, code
         out / f"restored{SUFFIX}",
         rule="restore_evidence",
         outputs=[out / RESTORED],
-        inputs=[evidence / name for name in (INDEX, STORE, f"{group}{LINES_SUFFIX}")],
+        # What it lists was made by processes elsewhere: as its input, so that it is made again with any of it.
+        inputs=[*made, *(evidence / name for name in (INDEX, STORE, f"{group}{LINES_SUFFIX}"))],
         parameters={"group": group},
         code=code,
     )
