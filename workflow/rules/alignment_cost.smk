@@ -61,7 +61,7 @@ for name in alignment.TABLES:
             statistics=rules.alignment_statistics.output.statistics,
             validation=rules.validate_alignment.output.validation,
         output:
-            tables=multiext(f"results/tables/{name}", ".parquet", ".csv", ".md"),
+            tables=tables(name, ALIGNMENT_COST),
             manifest=f"results/tables/{name}.manifest.json",
         log:
             f"results/logs/tables/{name}.log",

@@ -20,6 +20,7 @@ TABLES = (
     "devices",
     "sanitizer",
 )
+FIGURES = ("confirmation", "discovery")
 RESULTS = "results/grouped_schedule"
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
 
