@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import matplotlib as mpl
 import pyarrow as pa
 import pyarrow.parquet as pq
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -145,10 +146,35 @@ def identity(*parts: object) -> str:
     return "/".join(str(part).replace(" ", "_") for part in parts)
 
 
-def pad(figure: Figure, **inches: float) -> None:
-    """Set the pads of a figure with constrained layout (h_pad, w_pad in inches; hspace, wspace as shares)."""
-    engine: Any = figure.get_layout_engine()
-    engine.set(**inches)
+def sheet(height: float) -> Figure:
+    """An empty figure of the house's width, `height` inches high.
+
+    Everything on it has a fixed place: matplotlib's layout engines are not exact to the last bit from run to run.
+    """
+    return Figure(figsize=(WIDTH, height))
+
+
+def place(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes at a place in inches, measured from the upper left corner."""
+    whole = figure.get_figheight()
+    return figure.add_axes((left / WIDTH, (whole - top - height) / whole, width / WIDTH, height / whole))
+
+
+def say(figure: Figure, left: float, base: float, text: str, **look: Any) -> None:
+    """Text whose baseline begins at a place in inches, measured from the upper left corner."""
+    whole = figure.get_figheight()
+    figure.text(left / WIDTH, (whole - base) / whole, text, **look)
+
+
+def head(figure: Figure, base: float, text: str) -> None:
+    """The heading of a panel, at the left edge."""
+    say(figure, 0.05, base, text, weight="bold", size=9.5)
+
+
+def key(figure: Figure, handles: Sequence[Artist], ncols: int) -> None:
+    """The key, above everything."""
+    spaces = {"columnspacing": 1.1, "handlelength": 1.5, "borderaxespad": 0.25}
+    figure.legend(handles=handles, loc="upper center", ncols=ncols, **spaces)
 
 
 def note(axes: Axes, text: str) -> None:

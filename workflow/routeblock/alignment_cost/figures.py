@@ -20,12 +20,13 @@ from routeblock.figure_style import (
     MID,
     PAPER,
     SMALL,
-    WIDTH,
     Row,
     TableFigure,
     identity,
+    key,
     note,
-    pad,
+    place,
+    sheet,
 )
 
 COLUMNS = (
@@ -33,6 +34,7 @@ COLUMNS = (
     *("ratio", "low", "high", "sort_ratio", "sort_low", "sort_high", "sort_verdict"),
     *("floor_low", "floor_high", "native_growth", "canonical_growth", "target", "reached"),
 )
+_LEFT, _RIGHT, _WIDE = 0.46, 3.22, 2.1  # inches
 _TICKS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 # A verdict is the filling of a marker: full, empty (see _face), half.
 _FILL: dict[str | None, Literal["full", "left"]] = {
@@ -52,11 +54,9 @@ def alignment_cost(rows: Sequence[Row]) -> Figure:
 
     rows: the table `alignment_cost`. Points without an accepted repetition have no mark.
     """
-    figure = Figure(figsize=(WIDTH, 8.0), layout="constrained")
-    pad(figure, w_pad=0.05, h_pad=0.05, hspace=0.04, wspace=0.03)
-    top, middle, bottom = figure.subfigures(3, 1, height_ratios=[1.32, 1, 1], squeeze=False)[:, 0]
-    left, upper, lower = _ratio_axes(top)
-    _key(top)
+    figure = sheet(7.85)
+    key(figure, _keys(), 4)
+    left, (upper, lower) = place(figure, _LEFT, 0.72, _WIDE, 1.92), _broken(figure)
     operator, layer = (_bound(rows, name) for name in ("operator", "layer"))
     _ratios(left, operator, ("graph", "stream"), "Alignment alone")
     left.set_yscale("log")
@@ -68,10 +68,10 @@ def alignment_cost(rows: Sequence[Row]) -> Figure:
     for axes, beside in ((left, operator), (lower, layer)):
         _margin(axes, beside)
     _target(left, operator)
-    growth = middle.subplots(1, 2)
+    growth = [place(figure, x, 3.68, _WIDE, 1.55) for x in (_LEFT, _RIGHT)]
     for axes, mine, title in zip(growth, (operator, layer), ("Growth, alignment", "Growth, layer"), strict=True):
         _growth(axes, [r for r in mine if r["mode"] == "graph"], title)
-    host, shapes = bottom.subplots(1, 2)
+    host, shapes = (place(figure, x, 5.9, _WIDE, 1.4) for x in (_LEFT, _RIGHT))
     _ratios(host, operator, ("host",), "Enqueueing, host's clock")
     host.set_xlabel("tokens M\nno verdict")
     host.set_yscale("log")
@@ -85,20 +85,17 @@ def _bound(rows: Sequence[Row], campaign: str) -> list[Row]:
     return [r for r in rows if (r["campaign"], r["role"]) == (campaign, "bound")]
 
 
-def _ratio_axes(figure: Any) -> tuple[Axes, Axes, Axes]:
-    """Left: all of one panel. Right: two, for ratios of another size above those next to 1."""
-    grid = figure.add_gridspec(2, 2, height_ratios=[1, 1.5])
-    left = figure.add_subplot(grid[:, 0])
-    lower = figure.add_subplot(grid[1, 1])
-    return left, figure.add_subplot(grid[0, 1], sharex=lower), lower
+def _broken(figure: Figure) -> tuple[Axes, Axes]:
+    """Two panels over one another: ratios of another size above those next to 1."""
+    return place(figure, _RIGHT, 0.72, _WIDE, 0.6), place(figure, _RIGHT, 1.6, _WIDE, 1.04)
 
 
-def _key(figure: Any) -> None:
+def _keys() -> list[Line2D]:
     def line(label: str, **style: Any) -> Line2D:
         look: dict[str, Any] = {"color": DARK, "lw": 1, "ms": 4.5} | style
         return Line2D([], [], label=label, **look)
 
-    handles = [
+    return [
         line("canonical", marker="o"),
         line("torch.sort", marker="o", color=MID, mfc=PAPER),
         line("graph replay", marker="o", color=INK),
@@ -108,7 +105,6 @@ def _key(figure: Any) -> None:
         line("undecided", marker="o", color=INK, ls="", fillstyle="left", markerfacecoloralt=PAPER),
         line("A/A floor", color=LIGHT, lw=6),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, columnspacing=1.2, handlelength=1.9)
 
 
 def _ratios(

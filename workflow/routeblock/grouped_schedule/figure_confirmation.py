@@ -11,9 +11,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from routeblock.figure_style import DARK, FAINT, GREY, INK, LIGHT, MID, PAPER, WIDTH, Row, identity, note
+from routeblock.figure_style import (
+    DARK,
+    FAINT,
+    GREY,
+    INK,
+    LIGHT,
+    MID,
+    PAPER,
+    Row,
+    head,
+    identity,
+    key,
+    note,
+    place,
+    sheet,
+)
 from routeblock.grouped_schedule.arms import Scope
-from routeblock.grouped_schedule.figure_marks import CPU, ESTIMATE, GPUS, WHERE, is_paid, key, marker
+from routeblock.grouped_schedule.figure_marks import CPU, ESTIMATE, GPUS, WHERE, entry, is_paid, marker
 
 _ENDS = ("change", "low", "high")
 COLUMNS = (*WHERE, *ESTIMATE, *(f"v100_gpu{gpu}_{end}" for gpu in GPUS for end in _ENDS))
@@ -38,18 +53,15 @@ def draw(rows: Sequence[Row]) -> Figure:
     wanted = (("GPUs and published values", False), ("This CPU", True))
     panels = [(title, lines) for title, on_cpu in wanted if (lines := _lines(rows, on_cpu))]
     inches = [_HEAD + _LINE * len(lines) + _FOOT for _, lines in panels] or [1.5]
-    height = _KEY + sum(inches)
-    figure = Figure(figsize=(WIDTH, height))
-    figure.legend(handles=_keys(), loc="upper center", ncols=4, columnspacing=1, handlelength=1.4, borderaxespad=0.2)
+    figure = sheet(_KEY + sum(inches))
+    key(figure, _keys(), 4)
     if not panels:
         note(figure.add_subplot(), "no lane is configured")
-    top = height - _KEY
+    top = _KEY
     for (title, lines), size in zip(panels, inches, strict=False):
-        body = size - _HEAD - _FOOT
-        figure.text(0.008, (top - 0.2) / height, title, weight="bold", size=9.5)
-        box = (_LEFT / WIDTH, (top - _HEAD - body) / height, _BODY / WIDTH, body / height)
-        _forest(figure.add_axes(box), lines)
-        top -= size
+        head(figure, top + 0.2, title)
+        _forest(place(figure, _LEFT, top + _HEAD, _BODY, size - _HEAD - _FOOT), lines)
+        top += size
     return figure
 
 
@@ -120,8 +132,8 @@ def _forest(axes: Axes, lines: Sequence[Line]) -> None:
 
 def _keys() -> list[Line2D]:
     return [
-        key("faster", marker="<", color=INK),
-        key("slower", marker=">", color=INK),
-        key("undecided", marker="o", color=INK),
-        key("A/A floor", color=LIGHT, ls="-", lw=6),
+        entry("faster", marker="<", color=INK),
+        entry("slower", marker=">", color=INK),
+        entry("undecided", marker="o", color=INK),
+        entry("A/A floor", color=LIGHT, ls="-", lw=6),
     ]

@@ -10,12 +10,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from routeblock.figure_style import DARK, FAINT, GREY, INK, LIGHT, MID, PAPER, SMALL, WIDTH, Row, identity, note
-from routeblock.grouped_schedule.figure_marks import CPU, ESTIMATE, GPUS, WHERE, is_paid, key, marker
+from routeblock.figure_style import (
+    DARK,
+    FAINT,
+    GREY,
+    INK,
+    LIGHT,
+    MID,
+    PAPER,
+    SMALL,
+    WIDTH,
+    Row,
+    identity,
+    key,
+    note,
+    place,
+    say,
+    sheet,
+)
+from routeblock.grouped_schedule.figure_marks import CPU, ESTIMATE, GPUS, WHERE, entry, is_paid, marker
 
 COLUMNS = (*WHERE, *ESTIMATE, *(f"v100_gpu{gpu}_change" for gpu in GPUS))
 _ACROSS = 3  # devices in a row of panels
 _PITCH = 0.118  # inches a schedule
+_KEY, _HEAD, _FOOT, _LABEL = 0.42, 0.32, 0.3, 0.2  # inches, down
+_LEFT, _GAP = 0.82, 0.14  # inches, across
 _CROSSES = ("x", "+")
 
 Line = tuple[Any, ...]
@@ -29,26 +48,30 @@ def draw(rows: Sequence[Row]) -> Figure:
     devices = list(dict.fromkeys((r["lane"], r["device"]) for r in rows))
     families = list(dict.fromkeys(r["family"] for r in rows))
     places = {family: _places([r for r in rows if r["family"] == family]) for family in families}
-    inches = [_PITCH * places[family][2] + 0.5 for family in families]
+    inches = {family: _PITCH * places[family][2] for family in families}
     groups = [devices[i : i + _ACROSS] for i in range(0, len(devices), _ACROSS)]
-    figure = Figure(figsize=(WIDTH, max(1.5, len(groups) * (sum(inches) + 0.25) + 0.5)), layout="constrained")
+    block = _HEAD + sum(inches.values()) + _FOOT * len(families) + _LABEL
+    figure = sheet(max(1.5, _KEY + len(groups) * block))
+    key(figure, _keys(), 4)
     if not devices:
         note(figure.add_subplot(), "no lane is configured")
-        return figure
-    blocks = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
-    for block, mine in zip(blocks, groups, strict=True):
-        shape = {"nrows": len(families), "ncols": len(mine), "squeeze": False, "height_ratios": inches}
-        grid = block.subplots(**shape, sharey="row")
-        for family, panels in zip(families, grid, strict=True):
+    top = _KEY
+    for mine in groups:
+        width = (WIDTH - _LEFT) / len(mine)
+        for i, (lane, device) in enumerate(mine):
+            middle = _LEFT + (i + 0.5) * width - 0.5 * _GAP
+            say(figure, middle, top + 0.14, f"{device}\n{lane}", size=8.5, ha="center", va="center")
+        top += _HEAD
+        for family in families:
             here = [r for r in rows if r["family"] == family]
+            panels = [place(figure, _LEFT + i * width, top, width - _GAP, inches[family]) for i in range(len(mine))]
             for axes, device in zip(panels, mine, strict=True):
                 _device(axes, [r for r in here if (r["lane"], r["device"]) == device], places[family])
             _share_scales(panels, mine)
-            _label(panels[0], family, places[family])
-        for axes, (lane, device) in zip(grid[0], mine, strict=True):
-            axes.set_title(f"{device}\n{lane}", fontsize=8.5, weight="normal", loc="center", pad=1)
-        block.supxlabel("change of time against the baseline, %", size=8.5)
-    figure.legend(handles=_keys(), loc="outside upper center", ncols=4, columnspacing=1, handlelength=1.5)
+            _label(panels[0], places[family])
+            top += inches[family] + _FOOT
+        say(figure, WIDTH / 2, top + 0.1, "change of time against the baseline, %", size=8.5, ha="center")
+        top += _LABEL
     return figure
 
 
@@ -78,7 +101,7 @@ def _device(axes: Axes, rows: Sequence[Row], places: tuple[dict[Line, float], An
     axes.axvline(0, color=GREY, lw=0.8, zorder=0)
     axes.grid(axis="x", color=FAINT, lw=0.5)
     axes.set_axisbelow(True)
-    axes.set(ylim=(height - 0.3, -0.6))
+    axes.set(ylim=(height - 0.3, -0.6), yticks=[])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.patch.set_visible(False)  # it would cover headings that reach over from the left
@@ -111,24 +134,24 @@ def _share_scales(panels: Sequence[Axes], devices: Sequence[tuple[str, str]]) ->
             axes.set_xlim(min(low for low, _ in ends), max(high for _, high in ends))
 
 
-def _label(axes: Axes, family: str, places: tuple[Mapping[Line, float], Sequence[tuple[float, str]], float]) -> None:
+def _label(axes: Axes, places: tuple[Mapping[Line, float], Sequence[tuple[float, str]], float]) -> None:
     lines, headings, _ = places
     axes.set_yticks(list(lines.values()), [line[2] for line in lines], size=SMALL)
     for at, text in headings:
         heading = axes.annotate(
             text, (0, at), xycoords=("figure fraction", "data"), xytext=(3, 0), textcoords="offset points", va="center"
         )
-        heading.set(size=SMALL, weight="bold", in_layout=False)
+        heading.set(size=SMALL, weight="bold")
 
 
 def _keys() -> list[Line2D]:
     return [
-        key("grouping paid for", marker="o"),
-        key("compute only", marker="o", mfc=PAPER),
-        key("faster", marker="<", color=INK),
-        key("slower", marker=">", color=INK),
-        key("A/A floor", color=LIGHT, ls="-", lw=4),
-        key("interval", ls="-", lw=0.9),
-        key("published, V100 GPU 0", marker="x", color=MID),
-        key("GPU 1", marker="+", color=MID),
+        entry("grouping paid for", marker="o"),
+        entry("compute only", marker="o", mfc=PAPER),
+        entry("faster", marker="<", color=INK),
+        entry("slower", marker=">", color=INK),
+        entry("A/A floor", color=LIGHT, ls="-", lw=4),
+        entry("interval", ls="-", lw=0.9),
+        entry("published, V100 GPU 0", marker="x", color=MID),
+        entry("GPU 1", marker="+", color=MID),
     ]

@@ -29,7 +29,7 @@ def is_paid(row: Row) -> bool:
     return bool(row["scope"] == Scope.INCLUSIVE)
 
 
-def key(label: str, **style: Any) -> Line2D:
+def entry(label: str, **style: Any) -> Line2D:
     """An entry of a figure's key."""
     look: dict[str, Any] = {"color": DARK, "ls": "", "ms": 4.2, "mew": 0.9} | style
     return Line2D([], [], label=label, **look)

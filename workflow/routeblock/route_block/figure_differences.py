@@ -16,7 +16,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_array
 from routeblock.evidence.record import TENSORS
 from routeblock.evidence.tensors import open_tensors
-from routeblock.figure_style import DARK, FAINT, GREY, WIDTH, Row, identity, note
+from routeblock.figure_style import DARK, FAINT, GREY, WIDTH, Row, head, identity, note, place, say, sheet
 from routeblock.route_block.cells import HISTORIES, SURFACES
 from routeblock.route_block.given import bits
 
@@ -104,24 +104,23 @@ def _refused(source: Path, what: str) -> InputError:
 def draw(studies: Sequence[Study]) -> Figure:
     """A panel a study; in it a line a row that may differ, with a mark at each element that does."""
     inches = [_PITCH * sum(_lines(s) for s in study.surfaces) for study in studies]
-    height = _TOP + sum(inches) + _HEAD * len(studies) + _FOOT
-    figure = Figure(figsize=(WIDTH, height))
+    figure = sheet(_TOP + sum(inches) + _HEAD * len(studies) + _FOOT)
     if not studies:
         note(figure.add_subplot(), "no lane is configured")
-    top = height - _TOP
+    top = _TOP
     for study, size in zip(studies, inches, strict=True):
-        top -= _HEAD
-        figure.text(0.01, (top + 0.06) / height, study.name, weight="bold", size=9.5)
+        top += _HEAD
+        head(figure, top - 0.06, study.name)
         left, right = _SIDES
-        axes = figure.add_axes((left / WIDTH, (top - size) / height, (WIDTH - left - right) / WIDTH, size / height))
+        axes = place(figure, left, top, WIDTH - left - right, size)
         _study(axes, study)
-        top -= size
         if study is studies[0]:
-            figure.text(0.99, (top + size + 0.06) / height, "elements that differ", ha="right", color=GREY, size=8)
-        if study is studies[-1]:
-            wide = ", ".join(f"{_NAMES[s.name]} {s.columns:,}" for s in study.surfaces)
-            axes.tick_params(labelbottom=True, axis="x", length=3)
-            axes.set_xlabel(f"column of the element, as a share of all columns\n({wide})")
+            say(figure, WIDTH - 0.05, top - 0.06, "elements that differ", ha="right", color=GREY, size=8)
+        top += size
+    if studies:
+        wide = ", ".join(f"{_NAMES[s.name]} {s.columns:,}" for s in studies[-1].surfaces)
+        axes.tick_params(labelbottom=True, axis="x", length=3)
+        axes.set_xlabel(f"column of the element, as a share of all columns\n({wide})")
     return figure
 
 

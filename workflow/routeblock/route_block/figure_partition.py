@@ -16,14 +16,15 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from routeblock.errors import InputError
-from routeblock.figure_style import DARK, GREY, INK, LIGHT, MID, PAPER, WIDTH, identity, pad
+from routeblock.figure_style import DARK, GREY, INK, LIGHT, MID, PAPER, WIDTH, head, identity, key, place, say, sheet
 from routeblock.moe.launches import Launch
 from routeblock.moe.partition import Partition
 from routeblock.moe.routing import AlignedPlan, changed_memberships
 from routeblock.route_block.cells import HISTORIES, Pairs
 from routeblock.route_block.operating_point import GEMMS, cut
 
-_ROUTES, _STRIP = 0.46, 0.6  # inches
+_KEY, _HEAD, _TITLE, _ROUTES, _STRIP, _FOOT = 0.22, 0.26, 0.24, 0.44, 0.6, 0.5  # inches, down
+_LEFT, _WIDE = 0.44, WIDTH - 0.44 - 0.06  # inches, across
 _TILE = np.array([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0), (0.0, 0.0)])
 _CODES = np.array([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY], np.uint8)
 _NAMES = {"w13": "W13", "w2": "W2"}
@@ -100,40 +101,33 @@ def check_split_routes(prediction: Mapping[str, Any], at: Cut, plans: Plans) -> 
 
 def draw(cuts: Sequence[Cut]) -> Figure:
     """One group of strips a point: W13 and W2, at the native grid and at that of `full_k`; blocks along x."""
-    heights = [[_ROUTES] * len(at.used) + [_STRIP] * (2 * len(GEMMS)) for at in cuts]
-    inches = [sum(h) + 0.23 * len(h) + 0.75 for h in heights]
-    figure = Figure(figsize=(WIDTH, 0.3 + sum(inches)), layout="constrained")
-    pad(figure, h_pad=0.02, hspace=0)
-    groups = figure.subfigures(len(cuts), 1, height_ratios=inches, squeeze=False)[:, 0]
-    for group, at, ratios in zip(groups, cuts, heights, strict=True):
+    group = 4 * (_TITLE + _STRIP) + _FOOT
+    figure = sheet(_KEY + sum(_HEAD + len(at.used) * (_TITLE + _ROUTES) + group for at in cuts))
+    patches = [Patch(facecolor=color, edgecolor=GREY, lw=0.6, label=label) for color, label, _ in _CLASSES]
+    key(figure, patches, len(_CLASSES))
+    top = _KEY
+    for at in cuts:
         launch = at.launches["w13"]
-        group.suptitle(
-            f"Point {at.point}: thread_k {launch.thread_k}, thread_n {launch.thread_n}",
-            x=0.01,
-            ha="left",
-            weight="bold",
-            size=10,
-        )
-        panels = iter(group.subplots(len(ratios), 1, height_ratios=ratios))
+        head(figure, top + 0.2, f"Point {at.point}: thread_k {launch.thread_k}, thread_n {launch.thread_n}")
+        top += _HEAD
         for used, fill in zip(at.used, _MARKS, strict=False):
-            _routes(next(panels), used, fill, at.point)
-        drawn = at.partitions()
-        for gemm, cell, launch, partition in drawn:
-            axes = next(panels)
+            top += _TITLE
+            say(figure, _LEFT, top - 0.05, f"Routes, {used.source} plans", size=8.5)
+            _routes(place(figure, _LEFT, top, _WIDE, _ROUTES), used, fill, at.point)
+            top += _ROUTES
+        for gemm, cell, launch, partition in at.partitions():
+            top += _TITLE
+            say(figure, _LEFT, top - 0.07, _counts(gemm, cell, launch, partition), size=8.5)
+            axes = place(figure, _LEFT, top, _WIDE, _STRIP)
             _strip(axes, identity(at.point, gemm, cell), partition)
-            axes.set_title(_counts(gemm, cell, launch, partition), fontsize=8.5, weight="normal", pad=5)
-            axes.tick_params(labelbottom=(gemm, cell) == drawn[-1][:2])
+            axes.tick_params(labelbottom=False)
             for used, fill in zip(at.used, _MARKS, strict=False):
                 x = [int(used.plans[HISTORIES[0]].block_of()[r]) for r in used.pairs.across or ()]
                 axes.plot(x, [-0.5] * len(x), "v", ms=4, color=INK, fillstyle=fill, mew=0.8, clip_on=False, zorder=5)
+            top += _STRIP
+        axes.tick_params(labelbottom=True)
         axes.set_xlabel("MoE block")
-    figure.legend(
-        handles=[Patch(facecolor=color, edgecolor=GREY, lw=0.6, label=label) for color, label, _ in _CLASSES],
-        loc="outside upper center",
-        ncols=len(_CLASSES),
-        columnspacing=1.2,
-        handlelength=1.4,
-    )
+        top += _FOOT
     return figure
 
 
@@ -158,7 +152,7 @@ def _strip(axes: Axes, name: str, partition: Partition) -> None:
         axes.add_patch(PathPatch(path, gid=identity("tiles", name, kind), **look))
     axes.set(xlim=(-0.5, partition.blocks - 0.5), ylim=(partition.n_tiles - 0.5, -0.5))
     axes.set_yticks([0, partition.n_tiles - 1])
-    axes.set_ylabel("N-tile")
+    axes.set_ylabel("N-tile", labelpad=-4)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=11))
 
@@ -169,7 +163,6 @@ def _routes(axes: Axes, used: Plans, fill: str, point: str) -> None:
     blocks = used.plans[HISTORIES[0]].num_blocks
     axes.set(xlim=(-0.5, blocks - 0.5), ylim=(2.5, -0.5))
     axes.axis("off")
-    axes.set_title(f"Routes, {used.source} plans", fontsize=8.5, weight="normal", pad=2)
     across, within = used.pairs.across, used.pairs.within
     named = {*(across or ()), *(within or ())}
     moved = [r for r in changed_memberships(used.plans[HISTORIES[0]], used.plans[HISTORIES[1]]) if r not in named]

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from routeblock.figure_style import DARK, GREY, PAPER, SMALL, WIDTH, Row, identity, note, pad, where
+from routeblock.figure_style import DARK, GREY, PAPER, SMALL, WIDTH, Row, head, identity, key, note, place, sheet, where
 from routeblock.route_block.cells import HISTORIES, SURFACES
 
 COLUMNS = (
@@ -21,6 +21,7 @@ COLUMNS = (
 _NAMES = {"w13": "W13", "activation": "activation", "w2": "W2", "final": "final"}
 _FILL = {"H0": DARK, "H1": PAPER}
 _PITCH = 0.122  # inches a row
+_KEY, _HEAD, _FOOT, _LEFT, _GAP = 0.24, 0.5, 0.12, 1.14, 0.06  # inches
 
 
 def tracks(text: str, replicates: int) -> list[tuple[str, int]]:
@@ -34,21 +35,22 @@ def draw(rows: Sequence[Row]) -> Figure:
     studies: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         studies.setdefault((row["lane"], row["point"], row["plan_source"]), []).append(row)
-    inches = [_PITCH * len(mine) + 0.62 for mine in studies.values()] or [1.0]
-    figure = Figure(figsize=(WIDTH, 0.35 + sum(inches)), layout="constrained")
-    pad(figure, h_pad=0.03, w_pad=0.03, wspace=0.02)
-    panels = figure.subfigures(len(inches), 1, height_ratios=inches, squeeze=False)[:, 0]
+    height = _KEY + sum(_HEAD + _PITCH * len(mine) + _FOOT for mine in studies.values())
+    figure = sheet(max(height, 1))
+    key(figure, _keys(), 4)
     if not studies:
         note(figure.add_subplot(), "no lane is configured")
-    for panel, mine in zip(panels, studies.values(), strict=False):
-        first = mine[0]
-        panel.suptitle(f"{where(first)}: {_status(first)}", x=0.01, ha="left", weight="bold", size=9.5)
+    top = _KEY
+    width = (WIDTH - _LEFT) / len(SURFACES)
+    for mine in studies.values():
+        head(figure, top + 0.14, f"{where(mine[0])}: {_status(mine[0])}")
+        top += _HEAD
         arms = _arms(mine)
-        grid = panel.subplots(1, len(SURFACES), sharey=True)
-        for axes, surface in zip(grid, SURFACES, strict=True):
+        for i, surface in enumerate(SURFACES):
+            axes = place(figure, _LEFT + i * width, top, width - _GAP, _PITCH * len(arms))
             _surface(axes, arms, surface)
-        grid[0].set_yticks(range(len(arms)), [_label(arm, arms) for arm in arms])
-    figure.legend(handles=_key(), loc="outside upper center", ncols=4, columnspacing=1.2, handlelength=1.4)
+            axes.set_yticks(range(len(arms)), [_label(arm, arms) for arm in arms] if i == 0 else [])
+        top += _PITCH * len(arms) + _FOOT
     return figure
 
 
@@ -90,7 +92,7 @@ def _surface(axes: Axes, arms: Sequence[Row], surface: str) -> None:
                 axes.annotate(str(n), (place[letter], y), size=SMALL, **beside)
     for band in range(0, len(arms), 2 * len(HISTORIES)):
         axes.axhspan(band - 0.5, min(band + len(HISTORIES), len(arms)) - 0.5, color="#f0f2f4", lw=0, zorder=0)
-    axes.set(xlim=(-0.6, max(5, len(members) - 1) + 0.7), ylim=(len(arms) - 0.5, -0.5), xticks=[])
+    axes.set(xlim=(-0.6, max(5, len(members) - 1) + 0.7), ylim=(len(arms) - 0.5, -0.5), xticks=[], yticks=[])
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
 
@@ -100,7 +102,7 @@ def _gid(arm: Row, surface: str, letter: str, n: int) -> str:
     return identity("bits", *names, surface, letter, n)
 
 
-def _key() -> list[Line2D]:
+def _keys() -> list[Line2D]:
     def dot(label: str, **style: Any) -> Line2D:
         look: dict[str, Any] = {"ms": 4.6, "mew": 0.9} | style
         return Line2D([], [], ls="", marker="o", color=DARK, label=label, **look)
