@@ -45,6 +45,7 @@ _FILL: dict[str | None, Literal["full", "left"]] = {
 }
 _ENDS = ("ratio", "low", "high")
 _CLOCKS = {"graph": ("o", "-"), "stream": ("s", (0, (1, 1.2))), "host": ("x", "-")}
+_NAMES = {"canonical": "canonical", "sort": "torch.sort"}
 _ARMS = {"canonical": ("", DARK), "sort": ("sort_", MID)}
 _SHAPES = (("o", DARK), ("s", MID), ("^", GREY), ("D", INK), ("v", MID), ("P", GREY))
 
@@ -137,6 +138,10 @@ def _series(axes: Axes, rows: Sequence[Row], arm: str, clock: str) -> None:
     below = [r - end for r, end in zip(ratio, low, strict=True)]
     above = [end - r for r, end in zip(ratio, high, strict=True)]
     axes.errorbar(x, ratio, yerr=[below, above], color=color, lw=0.9, ls=dashes, capsize=1.6)
+    if clock != "stream":
+        middle = len(found) // 2
+        below: dict[str, Any] = {"xytext": (0, -12), "textcoords": "offset points", "ha": "center"}
+        axes.annotate(_NAMES[arm], (x[middle], ratio[middle]), color=color, size=SMALL, **below)
     for verdict in dict.fromkeys(r[f"{prefix}verdict"] for r in found):
         mine = [r for r in found if r[f"{prefix}verdict"] == verdict]
         (line,) = axes.plot([r["tokens"] for r in mine], [r[f"{prefix}ratio"] for r in mine], marker, color=color)
