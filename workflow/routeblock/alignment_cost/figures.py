@@ -55,7 +55,7 @@ def alignment_cost(rows: Sequence[Row]) -> Figure:
 
     rows: the table `alignment_cost`. Points without an accepted repetition have no mark.
     """
-    figure = sheet(7.85)
+    figure = sheet(7.9)
     key(figure, _keys(), 4)
     left, (upper, lower) = place(figure, _LEFT, 0.72, _WIDE, 1.92), _broken(figure)
     operator, layer = (_bound(rows, name) for name in ("operator", "layer"))
@@ -139,9 +139,10 @@ def _series(axes: Axes, rows: Sequence[Row], arm: str, clock: str) -> None:
     above = [end - r for r, end in zip(ratio, high, strict=True)]
     axes.errorbar(x, ratio, yerr=[below, above], color=color, lw=0.9, ls=dashes, capsize=1.6)
     if clock != "stream":
-        middle = len(found) // 2
-        below: dict[str, Any] = {"xytext": (0, -12), "textcoords": "offset points", "ha": "center"}
-        axes.annotate(_NAMES[arm], (x[middle], ratio[middle]), color=color, size=SMALL, **below)
+        middle = 2 * len(found) // 3
+        above = arm == "sort" and found[0]["campaign"] == "layer"  # below it the panel ends
+        beside: dict[str, Any] = {"xytext": (0, 9 if above else -14), "textcoords": "offset points", "ha": "center"}
+        axes.annotate(_NAMES[arm], (x[middle], ratio[middle]), color=color, size=SMALL, **beside)
     for verdict in dict.fromkeys(r[f"{prefix}verdict"] for r in found):
         mine = [r for r in found if r[f"{prefix}verdict"] == verdict]
         (line,) = axes.plot([r["tokens"] for r in mine], [r[f"{prefix}ratio"] for r in mine], marker, color=color)
