@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from routeblock.alignment_cost.wiring import FIGURES as ALIGNMENT_FIGURES
 from routeblock.alignment_cost.wiring import TABLES as ALIGNMENT_TABLES
 from routeblock.config import Config, check
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
+from routeblock.grouped_schedule.wiring import FIGURES as GROUPED_FIGURES
 from routeblock.grouped_schedule.wiring import TABLES as GROUPED_TABLES
 from routeblock.recovery import mark
 from routeblock.route_block.cells import CELLS, HISTORIES
@@ -37,6 +39,7 @@ class Code:
 TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "prediction")
 GPU_TABLES = ("agreement", "census", "probe_control", "versions")
 _PROBE = ("cuda/grid_probe.c",)
+FIGURES = ("partition", "differences", "trajectories")
 _ALIGNMENT_FILES = ("cuda/align.cu", "cuda/align_variants.cuh")
 _KERNEL_FILES = ("cuda/q6k_schedules.cu", "cuda/q6k_dot.cuh")
 
@@ -86,6 +89,9 @@ RULES: dict[str, Code] = {
     "validate_alignment": Code(("routeblock.alignment_cost.validate",)),
     "alignment_mutations": Code(("routeblock.alignment_cost.mutate",)),
     **{f"table_{name}": Code(("routeblock.alignment_cost.tables",)) for name in ALIGNMENT_TABLES},
+    **{f"figure_{name}": Code(("routeblock.route_block.figures",)) for name in FIGURES},
+    **{f"figure_{name}": Code(("routeblock.grouped_schedule.figures",)) for name in GROUPED_FIGURES},
+    **{f"figure_{name}": Code(("routeblock.alignment_cost.figures",)) for name in ALIGNMENT_FIGURES},
 }
 
 # Manifests that evidence brought: they were sealed where the runs were, by the code of that time.

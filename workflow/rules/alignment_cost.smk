@@ -80,7 +80,7 @@ for name in alignment.TABLES:
             validation=rules.validate_alignment.output.validation,
             mutations=rules.alignment_mutations.output.mutations,
         output:
-            tables=multiext(f"results/tables/{name}", ".parquet", ".csv", ".md"),
+            tables=tables(name, ALIGNMENT_COST),
             manifest=f"results/tables/{name}.manifest.json",
         log:
             f"results/logs/tables/{name}.log",

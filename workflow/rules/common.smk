@@ -6,7 +6,7 @@ from routeblock.route_block.cells import CELLS, HISTORIES, cells_of, gpu_of, pos
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
 from routeblock.alignment_cost import wiring as alignment
 from routeblock.grouped_schedule import wiring as grouped
-from routeblock.workflow import checkpoint_arguments, code, prepare, recorded
+from routeblock.workflow import FIGURES, checkpoint_arguments, code, prepare, recorded
 
 CONFIG = prepare(config, Path("results"))
 
@@ -80,9 +80,31 @@ PLACES += [
 ]
 
 
-def each(pattern, lanes=STUDIES["lane"]):
-    """The file of each study, lane or fixture that `pattern` names, once."""
-    return list(dict.fromkeys(pattern.format(**place) for place in PLACES if place["lane"] in lanes))
+CAPTURED = [place for place in PLACES if place["plan_source"] == "captured"]
+
+# How Snakemake's report groups tables and figures.
+STUDY_A, STUDY_B, ALIGNMENT_COST = "Study A: route blocks", "Study B: grouped schedules", "Canonical alignment"
+
+
+def each(patterns, lanes=STUDIES["lane"]):
+    """The file of each study, lane or fixture that a pattern (or each of several) names, once."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    places = [place for place in PLACES if place["lane"] in lanes]
+    return list(dict.fromkeys(pattern.format(**place) for pattern in patterns for place in places))
+
+
+def tables(name, study):
+    """The files of a table; Snakemake's report shows the csv under its caption."""
+    caption, labels = f"../report/table_{name}.rst", {"table": name}
+    parquet, plain, markdown = multiext(f"results/tables/{name}", ".parquet", ".csv", ".md")
+    return [parquet, report(plain, caption=caption, category=study, subcategory="Tables", labels=labels), markdown]
+
+
+def figures(name, study):
+    """The files of a figure; Snakemake's report shows the svg under its caption."""
+    caption, labels = f"../report/figure_{name}.rst", {"figure": name}
+    drawn, pixels = multiext(f"results/figures/{name}", ".svg", ".png")
+    return [report(drawn, caption=caption, category=study, subcategory="Figures", labels=labels), pixels]
 
 
 def replicates(wildcards):

@@ -51,7 +51,7 @@ for name in grouped.TABLES:
             statistics=rules.statistics.output.statistics,
             validation=rules.validate_timings.output.validation,
         output:
-            tables=multiext(f"results/tables/{name}", ".parquet", ".csv", ".md"),
+            tables=tables(name, STUDY_B),
             manifest=f"results/tables/{name}.manifest.json",
         log:
             f"results/logs/tables/{name}.log",

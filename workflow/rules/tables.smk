@@ -28,7 +28,7 @@ for name, sources in TABLE_SOURCES.items():
             sources=sources,
             published="fixtures/published/route_block.json",
         output:
-            tables=multiext(f"results/tables/{name}", ".parquet", ".csv", ".md"),
+            tables=tables(name, STUDY_A),
             manifest=f"results/tables/{name}.manifest.json",
         log:
             f"results/logs/tables/{name}.log",

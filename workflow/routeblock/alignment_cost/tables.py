@@ -50,7 +50,8 @@ def cost(given: Evidence) -> list[Row]:
         row |= {"native_growth": _growth(c.baseline_us, first.baseline_us)}
         row |= {"canonical_growth": _growth(c.candidate_us, first.candidate_us)}
         sort = sorts[_at(c)]
-        rows.append(row | {"sort_ratio": _ratio(sort.change), "sort_verdict": sort.verdict})
+        row |= {"sort_ratio": _ratio(sort.change), "sort_low": _ratio(sort.low), "sort_high": _ratio(sort.high)}
+        rows.append(row | {"sort_verdict": sort.verdict})
     return rows
 
 
@@ -145,7 +146,7 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
             Column("reached", "flag"),
             *_numbers(("floor", "floor_low", "floor_high"), ".4f"),
             *_numbers(("native_growth", "canonical_growth"), ".2f"),
-            *_numbers(("sort_ratio",), ".3f"),
+            *_numbers(("sort_ratio", "sort_low", "sort_high"), ".3f"),
             Column("sort_verdict"),
         ),
         "What canonical alignment costs",

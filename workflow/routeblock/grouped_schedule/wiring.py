@@ -20,6 +20,7 @@ TABLES = (
     "devices",
     "sanitizer",
 )
+FIGURES = ("confirmation", "discovery")
 RESULTS = "results/grouped_schedule"
 FILES = ("batches.parquet", "comparisons.json", "fixtures.json", "run.json")  # of a record
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command of the figures of all studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def figure(
+    name: Annotated[str, typer.Argument(help="Which figure: partition, differences, trajectories, discovery, ...")],
+    source: Annotated[
+        list[Path],
+        typer.Option(
+            "--from",
+            help="Its table's .parquet; for partition prediction.json, for differences score.json files; repeat.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the figure as .svg and .png, and its manifest.")],
+    fixture: Annotated[list[Path] | None, typer.Option(help="A fixture's folder, for partition; repeat it.")] = None,
+    table: Annotated[Path | None, typer.Option(help="The table's .parquet beside the scores, for differences.")] = None,
+) -> None:
+    """Draw one figure from what the workflow made, with the same bytes on every run."""
+    from routeblock import figure_style
+    from routeblock.alignment_cost.figures import FIGURES as ALIGNMENT
+    from routeblock.grouped_schedule.figures import FIGURES as GROUPED
+    from routeblock.route_block import figures as route_block
+    from routeblock.workflow import code
+
+    from_tables = {**GROUPED, **ALIGNMENT}
+    figure_style.find(name, {**route_block.FIGURES, **from_tables})  # a name without a figure has no code either
+    rule = code(f"figure_{name}")
+    if name in from_tables:
+        figure_style.write_from_table(name, from_tables, source, out, code=rule)
+    else:
+        route_block.write(name, route_block.Given(source, fixture or (), table), out, code=rule)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command()(figure)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures as .svg and .png: one look, read from tables, with the same bytes on every run.
+
+Every figure is one phone screen wide, so that 380 px still show its text. What a mark means is said by its place, its
+shape, its lightness or its hatching, and never by hue alone; text in the svg is text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import matplotlib as mpl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from routeblock.errors import InputError
+from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import SUFFIX, seal
+
+Row = dict[str, Any]
+Kind = TypeVar("Kind")
+
+WIDTH = 5.4  # inches: 9 pt are then 9 px at a width of 380 px
+# Dark to light, apart in grey as well: lightness (CIE L*) about 15, 49, 73.
+INK, DARK, MID, LIGHT = "#1a1a1a", "#0b2a4a", "#c04f15", "#8fbcdb"
+GREY, FAINT, PAPER = "#6a6a6a", "#d4d4d4", "#ffffff"
+SMALL = 7.5  # points, of what is beside the point
+
+# DejaVu Sans comes with matplotlib, so its metrics do on every machine; the others have its widths, or less.
+_RC: dict[str, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica", "sans-serif"],
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "hatch.linewidth": 0.6,
+    "figure.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "savefig.dpi": 192,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "routeblock",
+    "path.simplify": False,
+}
+
+
+@dataclass(frozen=True)
+class TableFigure:
+    """A figure of one table: its title (for the files' metadata), the columns that it draws, and how."""
+
+    title: str
+    columns: Sequence[str]
+    draw: Callable[[Sequence[Row]], Figure]
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Draw and save in the house's look, whatever a matplotlibrc says."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(cast(Any, _RC))
+        yield
+
+
+def paths(folder: Path, name: str) -> list[Path]:
+    """The two files of a figure."""
+    return [folder / f"{name}.{suffix}" for suffix in ("svg", "png")]
+
+
+def save(figure: Figure, folder: Path, name: str, *, title: str) -> list[Path]:
+    """Write a figure to `folder` and return its files. No time, host or version goes into the bytes."""
+    metadata: dict[str, dict[str, Any]] = {
+        "svg": {"Date": None, "Creator": None, "Title": title},
+        "png": {"Software": None, "Title": title},
+    }
+    files = paths(folder, name)
+    for path in files:
+        kind = path.suffix[1:]
+        with atomic_file(path) as tmp:
+            figure.savefig(tmp, format=kind, metadata=metadata[kind])
+    return files
+
+
+def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
+    """The rows of a table that the workflow made. InputError if it cannot be read or lacks one of `columns`."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as e:
+        raise InputError(
+            f"not a readable table: {e}", where=str(path), limit="a .parquet of results/tables", way_out="make it again"
+        ) from e
+    if missing := [name for name in columns if name not in table.column_names]:
+        raise InputError(
+            f"it has no column {', '.join(missing)}",
+            where=str(path),
+            limit="a figure needs every column that it draws",
+            way_out="make the table again",
+        )
+    rows: list[Row] = table.to_pylist()
+    return rows
+
+
+def read_document(path: Path, form: str, keys: Sequence[str]) -> Row:
+    """A JSON document of the format `form`. InputError if it is another, cannot be read, or lacks one of `keys`."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as e:
+        raise InputError(f"not readable: {e}", where=str(path), limit="JSON", way_out="make it again") from e
+    found = document.get("format") if isinstance(document, dict) else None
+    missing = [] if found != form else [key for key in keys if key not in document]
+    if found != form or missing:
+        raise InputError(
+            f"it lacks {', '.join(missing)}" if missing else "another document",
+            where=str(path),
+            limit=f"format {form}",
+            way_out="make it again",
+        )
+    return dict(document)
+
+
+def identity(*parts: object) -> str:
+    """The id of a mark in the svg, by which a test and a reader find what it stands for."""
+    return "/".join(str(part).replace(" ", "_") for part in parts)
+
+
+def sheet(height: float) -> Figure:
+    """An empty figure of the house's width, `height` inches high.
+
+    Everything on it has a fixed place: matplotlib's layout engines are not exact to the last bit from run to run.
+    """
+    return Figure(figsize=(WIDTH, height))
+
+
+def place(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes at a place in inches, measured from the upper left corner."""
+    whole = figure.get_figheight()
+    return figure.add_axes((left / WIDTH, (whole - top - height) / whole, width / WIDTH, height / whole))
+
+
+def say(figure: Figure, left: float, base: float, text: str, **look: Any) -> None:
+    """Text whose baseline begins at a place in inches, measured from the upper left corner."""
+    whole = figure.get_figheight()
+    figure.text(left / WIDTH, (whole - base) / whole, text, **look)
+
+
+def head(figure: Figure, base: float, text: str) -> None:
+    """The heading of a panel, at the left edge."""
+    say(figure, 0.05, base, text, weight="bold", size=9.5)
+
+
+def key(figure: Figure, handles: Sequence[Artist], ncols: int) -> None:
+    """The key, above everything."""
+    spaces = {"columnspacing": 1.1, "handlelength": 1.5, "borderaxespad": 0.25}
+    figure.legend(handles=handles, loc="upper center", ncols=ncols, **spaces)
+
+
+def note(axes: Axes, text: str) -> None:
+    """Say in place of marks why there are none."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY, style="italic")
+
+
+def where(row: Mapping[str, Any]) -> str:
+    """The name of a lane's study, as panels are headed."""
+    return f"{row['lane']}, {row['point']}, {row['plan_source']} plans"
+
+
+def find(name: str, figures: Mapping[str, Kind]) -> Kind:
+    """The figure of this name; InputError if there is none."""
+    if name not in figures:
+        raise InputError(
+            f"no figure is called {name!r}", where="figures", limit=f"known: {', '.join(figures)}", way_out="name one"
+        )
+    return figures[name]
+
+
+def write(
+    name: str, title: str, draw: Callable[[], Figure], out: Path, *, inputs: Sequence[Path], code: str
+) -> list[Path]:
+    """Draw a figure, write it as {name}.svg and {name}.png to `out`, and seal both by {name}.manifest.json."""
+    with look():
+        files = save(draw(), out, name, title=title)
+    manifest = out / f"{name}{SUFFIX}"
+    seal(manifest, rule=f"figure_{name}", outputs=files, inputs=inputs, parameters={}, code=code)
+    return files
+
+
+def write_from_table(
+    name: str, figures: Mapping[str, TableFigure], sources: Sequence[Path], out: Path, *, code: str
+) -> list[Path]:
+    """Write the figure `name` of `figures` from its table's .parquet, the only one of `sources`.
+
+    Raises InputError for an unknown name, another number of sources, and a table that lacks a column.
+    """
+    figure = find(name, figures)
+    if len(sources) != 1:
+        raise InputError(
+            f"{len(sources)} sources",
+            where=f"figure {name}",
+            limit="one table",
+            way_out="name its .parquet with --from",
+        )
+    rows = read_table(sources[0], figure.columns)
+    return write(name, figure.title, lambda: figure.draw(rows), out, inputs=sources, code=code)
