@@ -44,6 +44,15 @@ def records(config: Config) -> list[str]:
     return found
 
 
+def seals(config: Config) -> list[str]:
+    """The manifests of those folders: a recorded one is named after the rule that proved it again."""
+    found = []
+    for folder in map(Path, records(config)):
+        is_recorded = folder.parent.parent.name == GroupedLane.RECORDED_H200
+        found.append(str(folder / f"{'recorded' if is_recorded else folder.name}.manifest.json"))
+    return found
+
+
 def cubin(lane: str, device: str) -> list[str]:
     """The kernels that a device runs: a cubin for a GPU's architecture, none for a CPU."""
     if lane != GroupedLane.CUDA:
