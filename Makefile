@@ -10,7 +10,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study test test-recovery test-vllm bundle prediction bench verify repair clean
+.PHONY: setup study report test test-recovery test-report test-vllm bundle prediction bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -37,6 +37,10 @@ study: setup
 	@$(BIN)/routeblock recover results
 	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES)
 
+# One HTML file; where the tables are there, it is made from them.
+report: setup
+	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) -- report
+
 test: .venv/dev.stamp .venv-cuda12/stamp
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
@@ -48,6 +52,10 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 # A small real study is traced, edited, killed at every stage, put on a full disk; a few minutes.
 test-recovery: .venv/dev.stamp
 	@$(BIN)/pytest --override-ini addopts=-q tests/recovery
+
+# The finished report in headless Chromium (Debian's package chromium; CHROMIUM=FILE names another).
+test-report: .venv/dev.stamp report
+	@$(BIN)/pytest --override-ini addopts=-q tests/with_chromium
 
 # By hand, not in CI: vllm 0.24.0 with all it needs is 10 GB. No GPU is needed; on one, nothing is launched.
 test-vllm: .venv-vllm/stamp
@@ -73,11 +81,11 @@ bench: setup
 	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE OMP_WAIT_POLICY=passive $(BIN)/python bench/twin.py
 
 verify: setup
-	@$(BIN)/routeblock verify results
+	@$(BIN)/routeblock verify results reports
 
 repair: setup
 	@$(BIN)/routeblock recover results
-	@$(BIN)/routeblock repair results
+	@$(BIN)/routeblock repair results reports
 	@$(MAKE) --no-print-directory study
 	@$(MAKE) --no-print-directory verify
 

@@ -26,6 +26,7 @@ include: "workflow/rules/confirmation.smk"
 include: "workflow/rules/statistics.smk"
 include: "workflow/rules/alignment_cost.smk"
 include: "workflow/rules/figures.smk"
+include: "workflow/rules/report.smk"
 
 
 rule all:
@@ -43,3 +44,4 @@ rule all:
         [f"results/tables/{name}.md" for name in grouped.TABLES],
         [f"results/tables/{name}.md" for name in alignment.TABLES],
         [f"results/figures/{name}.svg" for name in (*FIGURES, *grouped.FIGURES, *alignment.FIGURES)],
+        rules.report.output,

@@ -511,6 +511,26 @@ def recover(
 
 
 @app.command()
+def report(
+    out: Annotated[Path, typer.Option(help="Folder for routeblock.html and its manifest.")] = Path("reports"),
+    results: Annotated[Path, typer.Option(help="The study's results.")] = Path("results"),
+    captions: Annotated[Path, typer.Option(help="Folder of captions.")] = Path("workflow/report"),
+    config: Annotated[Path, typer.Option(help="The study's settings.")] = Path("config.yaml"),
+    table: Annotated[list[str] | None, typer.Option(help="A table; repeat. Default: all that are there.")] = None,
+    figure: Annotated[list[str] | None, typer.Option(help="A figure; repeat. Default: all that are there.")] = None,
+) -> None:
+    """Write the report: one HTML file that needs no network and no other file."""
+    from routeblock.report.catalogue import FIGURES, TABLES
+    from routeblock.report.page import Request, in_order, present, write
+    from routeblock.workflow import code
+
+    tables, figures = present(results)
+    wanted = in_order(table or tables, TABLES), in_order(figure or figures, FIGURES)
+    request = Request(results, captions, config, *wanted)
+    print(write(out, request, code=code("report")))
+
+
+@app.command()
 def readme(
     file: Annotated[Path, typer.Argument(help="The README.")] = Path("README.md"),
     tables: Annotated[Path, typer.Option(help="Folder of the study's tables.")] = Path("results/tables"),

@@ -92,6 +92,7 @@ RULES: dict[str, Code] = {
     **{f"figure_{name}": Code(("routeblock.route_block.figures",)) for name in FIGURES},
     **{f"figure_{name}": Code(("routeblock.grouped_schedule.figures",)) for name in GROUPED_FIGURES},
     **{f"figure_{name}": Code(("routeblock.alignment_cost.figures",)) for name in ALIGNMENT_FIGURES},
+    "report": Code(("routeblock.report.page",), ("report/report.html.j2", "report/report.css")),
 }
 
 # Manifests that evidence brought: they were sealed where the runs were, by the code of that time.
@@ -105,7 +106,7 @@ RESTORED = (
 )
 
 # Inputs that are given and not produced, in the checkout.
-GIVEN = ("config.yaml", "envs", "fixtures")
+GIVEN = ("config.yaml", "envs", "fixtures", "workflow/report")
 
 
 def prepare(settings: Any, results: Path) -> Config:

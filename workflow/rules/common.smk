@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+from routeblock.evidence.manifest import SUFFIX
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
 from routeblock.route_block.cells import CELLS, HISTORIES, cells_of, gpu_of, position, predecessor
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
@@ -170,3 +171,18 @@ def processes(wildcards):
         return f"{POINT}/census/restored.json".format(**wildcards)
     numbers = range(1, CONFIG.cuda.census.processes + 1)
     return expand(f"{POINT}/census/{{history}}/process{{n}}.json", history=HISTORIES, n=numbers, **wildcards)
+
+
+def named(prefix):
+    """What the rules defined so far are called after this prefix: `table_` gives the tables."""
+    return [r.name.removeprefix(prefix) for r in workflow.rules if r.name.startswith(prefix)]
+
+
+def reported():
+    """The tables of the report. The prediction's takes minutes: it is in the report once it was asked for."""
+    return [n for n in named("table_") if n != "prediction" or Path("results/tables/prediction.manifest.json").exists()]
+
+
+def seals_of(sources):
+    """The manifest of each document."""
+    return [str(Path(source).with_suffix(SUFFIX)) for source in sources]

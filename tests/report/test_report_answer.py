@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three sentences: each must change with the rows that it is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from report_inputs import Row, Rows, study_rows
+
+from routeblock.errors import InputError
+from routeblock.report.answer import Cited, answer
+
+
+def sentences(rows: Rows) -> list[str]:
+    return [s.text for s in answer(rows)]
+
+
+def changed(name: str, change: Callable[[Row], Row | None]) -> Rows:
+    """The study with the rows of one table changed, or left out where `change` gives None."""
+    rows = study_rows()
+    rows[name] = [new for row in rows[name] if (new := change(dict(row))) is not None]
+    return rows
+
+
+def status_of(lane: str, numbers: tuple[int, ...], status: str) -> Callable[[Row], Row]:
+    return lambda r: r | ({"status": status} if r["lane"] == lane and r["number"] in numbers else {})
+
+
+def test_where_everything_holds_each_sentence_says_so_with_the_counts_of_the_rows() -> None:
+    mechanism, cure, schedule = sentences(study_rows())
+    assert mechanism == (
+        "Yes: two routes exchanged over a block boundary carried the layer to the other history's bits, and two "
+        "exchanged inside a block changed none, in 3 of 3 studies (twin-ampere 1 of 1 modelled, twin-hopper 1 of 1 "
+        "computed, recorded-h200 1 of 1 observed), where 6 to 17 elements of W13 and 5 to 74 of the final output "
+        "differ; of 21 relations 21 hold, 0 fail and 0 are not informative; the twin gives each of 1,000 elements from "
+        "a GPU bit for bit."
+    )
+    assert cure == (
+        "Canonical order stops it, within the margins fixed in advance: on one routing (NVIDIA H200) 4,000 calls of "
+        "the native alignment gave 43 to 51 plans and 10 final outputs at each of 2 launches, and 4,000 calls in "
+        "canonical order gave 1 plan and 1 final output at each of 2 launches; replayed from a graph, the alignment "
+        "alone takes 0.15 to 0.68 of the native time (non-inferior at 2 of 2 sizes), and the whole layer takes 0.94 to "
+        "0.99 of the native time (non-inferior at 2 of 2 sizes); enqueued from Python without a graph, the alignment "
+        "takes 2.4 to 3.4 of the native host time."
+    )
+    assert schedule == (
+        "No, not in these cases: band32 against job_major, confirmed on fresh data (recorded-h200 gpu0, recorded-h200 "
+        "gpu1), is faster in 0 of 4, slower in 4 of 4, undecided in 0 of 4 cases, with changes of +2.72% to +4.31%; "
+        "published for two V100s: -4.71% to +0.66%."
+    )
+
+
+def test_every_number_of_a_sentence_is_cited_from_a_table() -> None:
+    failing = changed("relations", status_of("recorded-h200", (4, 6), "fails"))
+    for sentence in (*answer(study_rows()), *answer(failing)):
+        for part in sentence.parts:
+            if isinstance(part, Cited):
+                assert part.table in study_rows()
+            else:
+                assert not [w for w in part.replace("(", " ").split() if w[0].isdigit()], part
+
+
+@pytest.mark.parametrize("number", [1, 4, 5])
+def test_a_failing_relation_of_the_mechanism_takes_the_yes_away_and_is_named(number: int) -> None:
+    text = sentences(changed("relations", status_of("recorded-h200", (number,), "fails")))[0]
+    assert text.startswith("Not everywhere: ")
+    assert "in 2 of 3 studies" in text and "recorded-h200 0 of 1 observed" in text
+    assert f"20 hold, 1 fails ({number} on recorded-h200 published stored)" in text
+
+
+def test_a_failing_relation_elsewhere_is_named_too() -> None:
+    text = sentences(changed("relations", status_of("twin-ampere", (6,), "fails")))[0]
+    assert "1 fails (6 on twin-ampere published stored)" in text
+
+
+def test_where_the_mechanism_fails_in_every_study_the_answer_is_no() -> None:
+    text = sentences(changed("relations", lambda r: r | {"status": "fails"}))[0]
+    assert text.startswith("No: ") and "0 of 3 studies" in text and "0 hold, 21 fail (" in text
+
+
+def test_what_is_not_informative_is_no_yes() -> None:
+    text = sentences(changed("relations", lambda r: r | {"status": "not informative"}))[0]
+    assert text.startswith("These tables cannot tell: ") and "0 of 3 studies" in text
+    assert "0 hold, 0 fail and 21 are not informative" in text
+    some = sentences(changed("relations", status_of("recorded-h200", (5,), "not informative")))[0]
+    assert some.startswith("On the CPU twin, yes: ") and "2 of 3 studies" in some
+
+
+def test_without_a_lane_on_a_gpu_nothing_counts_as_observed() -> None:
+    rows = study_rows()
+    for name in ("relations", "differences"):
+        rows[name] = [r for r in rows[name] if r["lane"] != "recorded-h200"]
+    del rows["agreement"], rows["census"]
+    mechanism, cure, _ = sentences(rows)
+    assert mechanism.startswith("On the CPU twin, yes: ") and mechanism.endswith(
+        "nothing of this was observed on a GPU."
+    )
+    assert cure.startswith("Not observed on a GPU here: no call of the native alignment was counted, and no call in ")
+
+
+def test_no_differing_element_is_told_where_nothing_is_shown_and_refused_where_relation_1_holds() -> None:
+    def none(r: Row) -> Row:
+        return r | {"measured": "0", "measured_number": 0.0}
+
+    rows = changed("differences", none)
+    with pytest.raises(InputError, match="no element differs where relation 1 is said to hold"):
+        answer(rows)
+    rows["relations"] = [r | {"status": "not informative"} for r in rows["relations"]]
+    assert "studies (" in sentences(rows)[0] and "), and 0 elements of W13 and 0 of the final" in sentences(rows)[0]
+
+
+def test_a_study_without_its_counts_is_not_given_those_of_others() -> None:
+    rows = changed("differences", lambda r: None if r["lane"] == "twin-ampere" else r)
+    assert "with no count of elements that differ for some of them" in sentences(rows)[0]
+
+
+def test_one_differing_bit_of_the_twin_is_said() -> None:
+    rows = changed("agreement", lambda r: r | {"differing": 1 if r["history"] == "H1" else 0})
+    assert "the twin differs from the GPU in 1 of 1,000 elements, so it does not stand for it" in sentences(rows)[0]
+
+
+def test_canonical_order_with_two_outputs_does_not_stop_it() -> None:
+    rows = changed("census", lambda r: r | ({"distinct_finals": 2} if r["order"] == "canonical" else {}))
+    text = sentences(rows)[1]
+    assert text.startswith("Canonical order does not stop it: ") and "1 plan and 2 final outputs" in text
+
+
+def test_native_alignment_with_one_output_leaves_nothing_to_stop() -> None:
+    text = sentences(changed("census", lambda r: r | {"distinct_finals": 1}))[1]
+    assert text.startswith("There was nothing to stop: ")
+
+
+@pytest.mark.parametrize("verdict", ["inferior", "undecided"])
+def test_one_size_beyond_its_margin_is_counted(verdict: str) -> None:
+    def beyond(r: Row) -> Row:
+        hit = (r["campaign"], r["tokens"], r["mode"]) == ("layer", 1, "graph")
+        return r | ({"verdict": verdict, "ratio": 1.5} if hit else {})
+
+    text = sentences(changed("alignment_cost", beyond))[1]
+    assert text.startswith("Canonical order stops it, but not everywhere within the margins ")
+    assert f"{verdict} at 1 of 2 sizes, non-inferior at 1 of 2 sizes" in text or (
+        f"non-inferior at 1 of 2 sizes, {verdict} at 1 of 2 sizes" in text
+    )
+    assert "0.99 to 1.50 of the native time" in text
+
+
+def test_without_times_the_cost_is_called_not_measured() -> None:
+    text = sentences(changed("alignment_cost", lambda r: None))[1]
+    assert text.startswith("Canonical order stops it, at a cost not measured here: ")
+    assert text.endswith("the alignment alone was not timed, and the whole layer was not timed.")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "lead"),
+    [
+        ("faster", "Yes, in these cases: "),
+        ("slower", "No, not in these cases: "),
+        ("undecided", "Undecided: "),
+        ("too few accepted", "Not answered: "),
+    ],
+)
+def test_the_verdicts_of_study_b_decide_its_lead(verdict: str, lead: str) -> None:
+    text = sentences(changed("confirmation", lambda r: r | {"verdict": verdict}))[2]
+    assert text.startswith(lead) and f"{verdict} in 4 of 4" in text
+
+
+def test_mixed_verdicts_depend_and_noise_is_counted() -> None:
+    def some(r: Row) -> Row:
+        return r | ({"verdict": "faster", "change_percent": -3.0, "clear_of_floor": False} if r["slots"] == 64 else {})
+
+    text = sentences(changed("confirmation", some))[2]
+    assert text.startswith("It depends: ") and "faster in 2 of 4, slower in 2 of 4, undecided in 0 of 4" in text
+    assert "2 of these not clear of the A/A floor" in text and "-3.00% to +4.31%" in text
+
+
+def test_an_estimate_that_was_not_made_is_not_said() -> None:
+    rows = changed("confirmation", lambda r: r | {"change_percent": None, "verdict": "too few accepted"})
+    assert "with no estimate of a change" in sentences(rows)[2]
+
+
+def test_a_cpu_does_not_answer_study_b() -> None:
+    text = sentences(changed("confirmation", lambda r: r if r["lane"] == "cpu" else None))[2]
+    assert text == "Not measured on a GPU here: no confirmation on a GPU is among these tables."
+
+
+def test_without_any_table_each_sentence_says_that_it_cannot_tell() -> None:
+    leads = [s.lead for s in answer({})]
+    assert leads == ["These tables cannot tell: ", "Not observed on a GPU here: ", "Not measured on a GPU here: "]

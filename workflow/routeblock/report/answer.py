@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer: three questions, one sentence each, every clause chosen and filled from the rows of the tables.
+
+A clause that the rows do not support is not said: a relation that fails is named, what a lane cannot tell is counted,
+and what is missing is called missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from routeblock.errors import InputError
+from routeblock.stats import NonInferiority, Verdict
+
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+Place = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cited:
+    """A value in prose and the table that it was taken from."""
+
+    text: str
+    table: str
+
+
+Part = str | Cited
+Clause = list[Part]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A question and the one sentence that answers it from the tables."""
+
+    question: str
+    lead: str
+    parts: tuple[Part, ...]
+
+    @property
+    def text(self) -> str:
+        """The sentence without its citations."""
+        return self.lead + "".join(p if isinstance(p, str) else p.text for p in self.parts)
+
+
+HOLDS, FAILS = "holds", "fails"
+# The histories differ; a pair exchanged inside a block changes nothing; over a boundary it carries everything over.
+MECHANISM = (1, 4, 5)
+OBSERVED = "observed"
+COUNTED = ("w13", "final")
+ORDERS = {"native": "of the native alignment", "canonical": "in canonical order"}
+CAMPAIGNS = {"operator": "the alignment alone", "layer": "the whole layer"}
+CPU = "cpu"
+
+
+def answer(tables: Tables) -> tuple[Sentence, ...]:
+    """The three sentences. Raises InputError where two tables contradict each other."""
+    questions = (
+        ("Does the block that a route lands in decide the bits, and of how many elements?", _mechanism(tables)),
+        ("Can it be stopped, and what does that cost?", _cure(tables)),
+        ("Does a grouped schedule pay, once the grouping is charged?", _schedule(tables)),
+    )
+    return tuple(Sentence(asked, lead, (*_joined(clauses), ".")) for asked, (lead, clauses) in questions)
+
+
+def place(row: Row) -> Place:
+    """Which study of study A a row belongs to: fixture, lane, launch, source of plans."""
+    return tuple(str(row[name]) for name in ("fixture", "lane", "point", "plan_source"))
+
+
+def kind(row: Row) -> str:
+    """Modelled, computed or observed, without what more the arithmetic says."""
+    return str(row["arithmetic"]).partition(",")[0]
+
+
+def _joined(clauses: Iterable[Clause], sign: str = "; ") -> Iterator[Part]:
+    for i, clause in enumerate(clauses):
+        yield from ([sign] if i else [])
+        yield from clause
+
+
+def _span(values: Iterable[float], form: str = ",d", unit: str = "") -> str:
+    """One value, or the least and the greatest."""
+    ordered = sorted(values)
+    low, high = f"{ordered[0]:{form}}{unit}", f"{ordered[-1]:{form}}{unit}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _plural(span: str) -> str:
+    return "" if span == "1" else "s"
+
+
+# The mechanism
+
+
+def _mechanism(tables: Tables) -> tuple[str, list[Clause]]:
+    rows = tables.get("relations") or ()
+    if not rows:
+        return "These tables cannot tell: ", [["no study of the route block is among them"]]
+    studies: dict[Place, list[Row]] = {}
+    for r in rows:
+        studies.setdefault(place(r), []).append(r)
+    status = {key: {int(r["number"]): r["status"] for r in relations} for key, relations in studies.items()}
+    against = [key for key in studies if FAILS in (status[key].get(n) for n in MECHANISM)]
+    shown = [key for key in studies if all(status[key].get(n) == HOLDS for n in MECHANISM)]
+    kinds = {key: kind(relations[0]) for key, relations in studies.items()}
+    if against:
+        lead = "Not everywhere: " if shown else "No: "
+    elif not shown:
+        lead = "These tables cannot tell: "
+    else:
+        lead = "Yes: " if any(kinds[key] == OBSERVED for key in shown) else "On the CPU twin, yes: "
+    exchanged = [*_exchanged(kinds, shown), *_elements(tables, shown, list(studies))]
+    return lead, [exchanged, _relations(rows), _agreement(tables, OBSERVED in kinds.values())]
+
+
+def _exchanged(kinds: Mapping[Place, str], shown: Sequence[Place]) -> Clause:
+    """In how many studies, lane by lane, the exchange did what the mechanism says."""
+    lanes: list[Clause] = []
+    for lane in dict.fromkeys(key[1] for key in kinds):
+        mine = [key for key in kinds if key[1] == lane]
+        said = " and ".join(dict.fromkeys(kinds[key] for key in mine))
+        number = f"{len(set(mine) & set(shown))} of {len(mine)}"
+        lanes.append([f"{lane} ", Cited(number, "relations"), f" {said}"])
+    return [
+        "two routes exchanged over a block boundary carried the layer to the other history's bits, and two exchanged "
+        "inside a block changed none, in ",
+        Cited(f"{len(shown)} of {len(kinds)}", "relations"),
+        " studies (",
+        *_joined(lanes, ", "),
+        ")",
+    ]
+
+
+def _elements(tables: Tables, shown: Sequence[Place], studies: Sequence[Place]) -> Clause:
+    """How many elements differ between the histories: where the mechanism shows, else in all studies."""
+    rows = [r for r in tables.get("differences") or () if r["quantity"] == "elements that differ"]
+    looked_at = shown or studies
+    counts = {
+        s: [int(r["measured_number"]) for r in rows if r["surface"] == s and place(r) in looked_at] for s in COUNTED
+    }
+    if any(len(found) != len(looked_at) for found in counts.values()):
+        return [", with no count of elements that differ for some of them"]
+    if shown and 0 in [n for found in counts.values() for n in found]:
+        raise InputError(
+            "no element differs where relation 1 is said to hold",
+            where="tables relations and differences",
+            limit="both are made from the same scores",
+            way_out="run make verify, then make repair",
+        )
+    w13, final = (Cited(_span(counts[s]), "differences") for s in COUNTED)
+    return [", where " if shown else ", and ", w13, " elements of W13 and ", final, " of the final output differ"]
+
+
+def _relations(rows: Sequence[Row]) -> Clause:
+    found = Counter(str(r["status"]) for r in rows)
+    holds, fails = found[HOLDS], found[FAILS]
+    unknown = len(rows) - holds - fails
+    failing = ", ".join(f"{r['number']} on {' '.join(place(r)[1:])}" for r in rows if r["status"] == FAILS)
+    named: Clause = [" (", Cited(failing, "relations"), ")"] if failing else []
+    return [
+        "of ",
+        Cited(str(len(rows)), "relations"),
+        " relations ",
+        Cited(str(holds), "relations"),
+        f" {'holds' if holds == 1 else 'hold'}, ",
+        Cited(str(fails), "relations"),
+        f" {'fails' if fails == 1 else 'fail'}",
+        *named,
+        " and ",
+        Cited(str(unknown), "relations"),
+        f" {'is' if unknown == 1 else 'are'} not informative",
+    ]
+
+
+def _agreement(tables: Tables, observed: bool) -> Clause:
+    rows = tables.get("agreement") or ()
+    if not rows:
+        return ["the twin was not held against a GPU" if observed else "nothing of this was observed on a GPU"]
+    elements, differing = (sum(int(r[name]) for r in rows) for name in ("elements", "differing"))
+    if differing:
+        number = Cited(f"{differing:,d} of {elements:,d}", "agreement")
+        return ["the twin differs from the GPU in ", number, " elements, so it does not stand for it"]
+    return ["the twin gives each of ", Cited(f"{elements:,d}", "agreement"), " elements from a GPU bit for bit"]
+
+
+# The cure and its cost
+
+
+def _cure(tables: Tables) -> tuple[str, list[Clause]]:
+    census = [r for r in tables.get("census") or () if r["history"] == "both"]
+    bound = [r for r in tables.get("alignment_cost") or () if r["role"] == "bound"]
+    timed = [r for r in bound if r["mode"] == "graph"]
+    finals = {order: [int(r["distinct_finals"]) for r in census if r["order"] == order] for order in ORDERS}
+    if not all(finals.values()):
+        lead = "Not observed on a GPU here: "
+    elif max(finals["canonical"]) > 1:
+        lead = "Canonical order does not stop it: "
+    elif max(finals["native"]) == 1:
+        lead = "There was nothing to stop: "
+    elif not timed:
+        lead = "Canonical order stops it, at a cost not measured here: "
+    elif all(r["verdict"] == NonInferiority.NON_INFERIOR for r in timed):
+        lead = "Canonical order stops it, within the margins fixed in advance: "
+    else:
+        lead = "Canonical order stops it, but not everywhere within the margins fixed in advance: "
+    return lead, [_outputs(census), _cost(timed), *_host([r for r in bound if r["mode"] == "host"])]
+
+
+def _outputs(census: Sequence[Row]) -> Clause:
+    clauses: list[Clause] = []
+    for order, said in ORDERS.items():
+        rows = [r for r in census if r["order"] == order]
+        if not rows:
+            clauses.append([f"no call {said} was counted"])
+            continue
+        plans, finals = (_span(int(r[name]) for r in rows) for name in ("distinct_plans", "distinct_finals"))
+        calls = f"{sum(int(r['calls']) for r in rows):,d}"
+        points = len({str(r["point"]) for r in rows})
+        where: Clause = [" at each of ", Cited(str(points), "census"), " launches"] if points > 1 else []
+        gave: Clause = [
+            Cited(calls, "census"),
+            f" calls {said} gave ",
+            Cited(plans, "census"),
+            f" plan{_plural(plans)} and ",
+        ]
+        clauses.append([*gave, Cited(finals, "census"), f" final output{_plural(finals)}", *where])
+    gpus = ", ".join(dict.fromkeys(str(r["gpu"]) for r in census))
+    where_counted: Clause = [f"on one routing ({gpus}) "] if gpus else []
+    return [*where_counted, *_joined(clauses, ", and ")]
+
+
+def _cost(timed: Sequence[Row]) -> Clause:
+    clauses: list[Clause] = []
+    for campaign, said in CAMPAIGNS.items():
+        rows = [r for r in timed if r["campaign"] == campaign]
+        ratios = [float(r["ratio"]) for r in rows if r["ratio"] is not None]
+        if not ratios:
+            clauses.append([f"{said} was not timed"])
+            continue
+        verdicts = Counter(str(r["verdict"]) for r in rows)
+        counted = ", ".join(f"{verdict} at {n} of {len(rows)} sizes" for verdict, n in sorted(verdicts.items()))
+        clauses.append([f"{said} takes ", Cited(_span(ratios, ".2f"), "alignment_cost"), " of the native time ("])
+        clauses[-1] += [Cited(counted, "alignment_cost"), ")"]
+    return ["replayed from a graph, ", *_joined(clauses, ", and ")]
+
+
+def _host(rows: Sequence[Row]) -> list[Clause]:
+    ratios = [float(r["ratio"]) for r in rows if r["campaign"] == "operator" and r["ratio"] is not None]
+    if not ratios:
+        return []
+    ratio = Cited(_span(ratios, ".1f"), "alignment_cost")
+    return [["enqueued from Python without a graph, the alignment takes ", ratio, " of the native host time"]]
+
+
+# Study B
+
+
+def _schedule(tables: Tables) -> tuple[str, list[Clause]]:
+    rows = [r for r in tables.get("confirmation") or () if r["scope"] == "inclusive" and r["lane"] != CPU]
+    if not rows:
+        return "Not measured on a GPU here: ", [["no confirmation on a GPU is among these tables"]]
+    verdicts = Counter(str(r["verdict"]) for r in rows)
+    told = [v for v in (*map(str, Verdict), *sorted(set(verdicts) - set(Verdict))) if verdicts[v] or v in _ALWAYS]
+    counts: list[Clause] = [[f"{v} in ", Cited(f"{verdicts[v]} of {len(rows)}", "confirmation")] for v in told]
+    pairs = " and ".join(dict.fromkeys(f"{r['schedule']} against {r['baseline']}" for r in rows))
+    where = ", ".join(dict.fromkeys(f"{r['lane']} {r['device']}" for r in rows))
+    clause: Clause = [f"{pairs}, confirmed on fresh data ({where}), is "]
+    clause += _joined(counts, ", ")
+    changes = [float(r["change_percent"]) for r in rows if r["change_percent"] is not None]
+    if changes:
+        clause += [" cases, with changes of ", Cited(_span(changes, "+.2f", "%"), "confirmation")]
+    else:
+        clause += [" cases, with no estimate of a change"]
+    noisy = sum(r["clear_of_floor"] is False for r in rows)
+    floor: list[Clause] = [[Cited(str(noisy), "confirmation"), " of these not clear of the A/A floor"]] if noisy else []
+    return _ALONE.get(_only(verdicts), "It depends: "), [clause, *floor, *_told(rows)]
+
+
+_ALWAYS = (Verdict.FASTER, Verdict.SLOWER, Verdict.UNDECIDED)
+_ALONE = {
+    Verdict.FASTER: "Yes, in these cases: ",
+    Verdict.SLOWER: "No, not in these cases: ",
+    Verdict.UNDECIDED: "Undecided: ",
+    Verdict.INCOMPLETE: "Not answered: ",
+}
+
+
+def _only(found: Counter[str]) -> Any:
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _told(rows: Sequence[Row]) -> list[Clause]:
+    """What was published, as it stands beside the measured values."""
+    names = ("v100_gpu0_change", "v100_gpu1_change")
+    told = [float(r[name]) for r in rows for name in names if r.get(name) is not None]
+    if not told:
+        return []
+    return [["published for two V100s: ", Cited(_span(told, "+.2f", "%"), "confirmation")]]
