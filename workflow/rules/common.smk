@@ -62,6 +62,7 @@ STUDY_ORDER = [(point, source) for point in STUDIES["point"] for source in STUDI
 
 # Committed evidence from a GPU, by lane; a study there has as many replicates as were recorded.
 EVIDENCE = {"recorded-h200": "fixtures/recorded/h200-vllm0.24.0"}
+RECORDED_FIXTURE = "published_geometry"
 RECORDED = {lane: recorded(Path(folder)) for lane, folder in EVIDENCE.items()}
 RUN_HERE = [lane for lane in STUDIES["lane"] if lane not in EVIDENCE]
 ON_GPU = [lane for lane in STUDIES["lane"] if not lane.startswith("twin-")]
@@ -74,7 +75,7 @@ PLACES = [
     for point, source in STUDY_ORDER
 ]
 PLACES += [
-    dict(zip(("fixture", "lane", "point", "plan_source"), ("published_geometry", lane, *group.split("."))))
+    dict(zip(("fixture", "lane", "point", "plan_source"), (RECORDED_FIXTURE, lane, *group.split("."))))
     for lane in STUDIES["lane"]
     for group, count in RECORDED.get(lane, {}).items()
     if count
@@ -116,7 +117,7 @@ def replicates(wildcards):
 def cells(study):
     """The cells of a study: those that there are exchange pairs for, in its captured plans or in its fixture."""
     if study["lane"] == "cuda" and study["plan_source"] == "captured":
-        return runnable(checkpoints.prediction.get(**study).output.prediction)
+        return runnable(checkpoints.captured_prediction.get(**study).output.prediction)
     if study["fixture"] == "checkpoint":
         return runnable(checkpoints.checkpoint_fixture.get().output.spec)
     return list(CELLS)

@@ -14,11 +14,12 @@ rule gpu_evidence:
         expand(rules.unassisted.output.unassisted, **(STUDIES | dict(lane=["cuda"]))),
 
 
-# Committed evidence as run folders again, bit for bit; from there on the rules are those of every lane.
+# Committed evidence as run folders again, bit for bit; from there on the rules are those of every lane. Recorded runs are
+# of one fixture: without a wildcard in their many outputs, Snakemake finds who makes a file without trying them all.
 for lane, groups in RECORDED.items():
     for group, count in groups.items():
         kind, _, source = group.partition(".")
-        home = Path(f"results/route_block/{{fixture}}/{lane}", *group.split("."))
+        home = Path(LANE.format(fixture=RECORDED_FIXTURE, lane=lane), *group.split("."))
         made = [f"{home}/restored.json", f"{home}/restored.manifest.json"]
         if count:
             files = [RECORD, TENSORS, TELEMETRY, RECORD_MANIFEST, TELEMETRY_MANIFEST]
@@ -29,7 +30,6 @@ for lane, groups in RECORDED.items():
                 history=HISTORIES,
                 n=numbers,
                 file=files,
-                allow_missing=True,
             )
             made += [f"{home}/prediction.json", f"{home}/prediction.manifest.json"]
             made += [f"{home}/plans.safetensors"] if source == "captured" else []
@@ -38,13 +38,13 @@ for lane, groups in RECORDED.items():
             name:
                 f"restore_{lane}_{group}".replace("-", "_").replace(".", "_")
             input:
-                spec=FIXTURE_SPEC,
-                tensors=FIXTURE_TENSORS,
+                spec=FIXTURE_SPEC.format(fixture=RECORDED_FIXTURE),
+                tensors=expand(FIXTURE_TENSORS, fixture=RECORDED_FIXTURE),
                 evidence=[f"{EVIDENCE[lane]}/{name}" for name in ("evidence.json", "tensors.xz", f"{group}.jsonl")],
             output:
                 made,
             log:
-                f"results/logs/route_block/{{fixture}}/{lane}/{group}.log",
+                f"{LANE_LOG}/{group}.log".format(fixture=RECORDED_FIXTURE, lane=lane),
             params:
                 group=group,
                 out=subpath(output[0], parent=True),

@@ -1,12 +1,10 @@
 # Frozen before any arithmetic, and an input of every run. The superseded one is a control: no run starts from it.
-# A checkpoint: of captured plans it says which exchanges there can be.
 
 
-checkpoint prediction:
+rule prediction:
     input:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
-        plans=captured_plans,
         interpreter=interpreter,
     output:
         prediction=f"{STUDY}/prediction.json",
@@ -15,12 +13,36 @@ checkpoint prediction:
         f"{STUDY_LOG}/prediction.log",
     wildcard_constraints:
         lane="twin-[a-z]+|cuda",
+        plan_source="stored",
     params:
         routeblock=routeblock,
-        plans=plans_option,
         code=code("prediction"),
     shell:
-        "{params.routeblock} predict {params.plans} --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
+        "{params.routeblock} predict --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
+        " --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
+
+
+# Of captured plans it says which exchanges there can be, and so which cells run. Only here a checkpoint: after one, and on
+# every later run, Snakemake works out anew all that depends on it.
+checkpoint captured_prediction:
+    input:
+        spec=FIXTURE_SPEC,
+        tensors=FIXTURE_TENSORS,
+        plans=rules.captured_plans.output.plans,
+        interpreter=interpreter,
+    output:
+        prediction=f"{STUDY}/prediction.json",
+        manifest=f"{STUDY}/prediction.manifest.json",
+    log:
+        f"{STUDY_LOG}/prediction.log",
+    wildcard_constraints:
+        lane="cuda",
+        plan_source="captured",
+    params:
+        routeblock=routeblock,
+        code=code("prediction"),
+    shell:
+        "{params.routeblock} predict --plans {input.plans} --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,11 +55,50 @@ def _module_file(module: str) -> Path | None:
 
 @cache
 def _parsed(module: str) -> tuple[str, frozenset[str]]:
-    """The module's code without comments and docstrings, and the package's modules that it imports."""
+    """SHA-256 of the module's code without comments and docstrings, and the package's modules that it imports."""
     path = _module_file(module)
     assert path is not None, module
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    is_package = path.name == "__init__.py"
+    code, names = _remembered(module, path)
+    found = {m for m in names if _module_file(m) is not None}
+    # A package's __init__ runs before its modules, so it belongs to them.
+    for m in [module, *found]:
+        parts = m.split(".")
+        found.update(".".join(parts[:i]) for i in range(1, len(parts)))
+    found.discard(module)
+    return code, frozenset(found)
+
+
+def _remembered(module: str, path: Path) -> tuple[str, list[str]]:
+    """What `_read` says, from the user's cache where these very bytes were read before.
+
+    Parsing takes most of the time of a dry run, and half a second of each command's. Content is the key, no clock.
+    """
+    source = path.read_bytes()
+    key = sha256_json([module, sha256_bytes(source), _reader()])
+    try:
+        kept = Path.home() / ".cache" / PACKAGE / "code" / f"{key}.json"
+    except RuntimeError:  # no home
+        return _read(module, source, is_package=path.name == "__init__.py")
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(kept.read_bytes())
+        return str(known["code"]), list(known["names"])
+    code, names = _read(module, source, is_package=path.name == "__init__.py")
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        written = kept.with_suffix(f".{os.getpid()}")
+        written.write_bytes(canonical_json({"code": code, "names": names}))
+        written.replace(kept)
+    return code, names
+
+
+@cache
+def _reader() -> str:
+    return sha256_file(Path(__file__))
+
+
+def _read(module: str, source: bytes, *, is_package: bool) -> tuple[str, list[str]]:
+    """SHA-256 of the code in `source`, and every name below this package that it may import, module or not."""
+    tree = ast.parse(source)
     imports: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -76,13 +117,7 @@ def _parsed(module: str) -> tuple[str, frozenset[str]]:
             # Also those below a field: a text that stands alone does nothing.
             body: list[ast.stmt] = [statement for statement in node.body if not _is_text(statement)]
             node.body = body or ([] if isinstance(node, ast.Module) else [ast.Pass()])
-    found = {m for m in imports if _module_file(m) is not None}
-    # A package's __init__ runs before its modules, so it belongs to them.
-    for m in [module, *found]:
-        parts = m.split(".")
-        found.update(".".join(parts[:i]) for i in range(1, len(parts)))
-    found.discard(module)
-    return _dump(tree), frozenset(found)
+    return sha256_bytes(_dump(tree).encode()), sorted(imports)
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -121,5 +156,5 @@ def code_digest(*modules: str, files: Iterable[str] = ()) -> str:
 
     `files` are further sources by their path inside the package (.cu, .c, schemas): their bytes count.
     """
-    code = {m: sha256_bytes(_parsed(m)[0].encode()) for m in import_closure(modules)}
+    code = {m: _parsed(m)[0] for m in import_closure(modules)}
     return sha256_json({"modules": code, "files": {f: sha256_file(PACKAGE_ROOT / f) for f in files}})
