@@ -18,9 +18,9 @@ import numpy
 import pyarrow.parquet
 
 from routeblock.errors import InputError
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
