@@ -99,9 +99,9 @@ class Workflow:
 
     def wait(self) -> int:
         """Its exit code."""
-        return self.process.wait(600)
+        return self.process.wait(3600)
 
-    def until(self, found: Callable[[Path], Living | None], limit_s: float = 300) -> Living:
+    def until(self, found: Callable[[Path], Living | None], limit_s: float = 1800) -> Living:
         """Wait for a process."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
