@@ -47,7 +47,7 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 
 # A small real study is traced, edited, killed at every stage, put on a full disk; a few minutes.
 test-recovery: .venv/dev.stamp
-	@$(BIN)/pytest --override-ini addopts=-q tests/recovery
+	@$(BIN)/pytest --override-ini addopts=-q tests/recovery -n 2 --dist worksteal
 
 # By hand, not in CI: vllm 0.24.0 with all it needs is 10 GB. No GPU is needed; on one, nothing is launched.
 test-vllm: .venv-vllm/stamp

@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import fcntl
+import os
+
 import pytest
 from study import MORE, Finished, Workflow, prepare, trace_by_hand
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    made = Finished(prepare(folder / "checkout"), folder / "traces")
-    made.traces.mkdir()
-    workflow = Workflow.start(made.checkout, *MORE, trace=made.traces)
-    assert workflow.wait() == 0, workflow.log.read_text()
-    trace_by_hand(made)
+    """One for all workers of pytest: whoever comes first makes it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "undisturbed"
+    made = Finished(folder / "checkout", folder / "traces")
+    with folder.with_name("undisturbed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "whole").exists():
+            folder.mkdir()
+            made.traces.mkdir()
+            prepare(made.root)
+            workflow = Workflow.start(made.checkout, *MORE, trace=made.traces)
+            assert workflow.wait() == 0, workflow.log.read_text()
+            trace_by_hand(made)
+            (folder / "whole").touch()
     return made

@@ -63,10 +63,15 @@ def prepare(root: Path) -> Checkout:
 
 @dataclass(frozen=True)
 class Finished:
-    """The small study, undisturbed, and where its processes were traced to."""
+    """The small study, undisturbed: its folder, and where its processes were traced to."""
 
-    checkout: Checkout
+    root: Path
     traces: Path
+
+    @property
+    def checkout(self) -> Checkout:
+        """Its checkout."""
+        return Checkout(self.root)
 
 
 @dataclass(frozen=True)
