@@ -51,7 +51,7 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 
 # A small real study is traced, edited, killed at every stage, put on a full disk; a few minutes.
 test-recovery: .venv/dev.stamp
-	@$(BIN)/pytest --override-ini addopts=-q tests/recovery
+	@$(BIN)/pytest --override-ini addopts=-q tests/recovery -n 2 --dist worksteal
 
 # The finished report in headless Chromium (Debian's package chromium; CHROMIUM=FILE names another).
 test-report: .venv/dev.stamp report

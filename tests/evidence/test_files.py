@@ -5,6 +5,7 @@ import errno
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,30 @@ def test_a_real_write_past_the_file_size_limit_leaves_nothing(tmp_path: Path) ->
     )
     assert "InputError" in done.stderr and "File too large" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_that_replace_one_folder_leave_a_whole_one(tmp_path: Path) -> None:
+    target = tmp_path / "run"
+
+    def replace(writer: int) -> None:
+        for number in range(50):
+            with atomic_folder(target) as tmp:
+                for name in ("record.json", "tensors.bin"):
+                    (tmp / name).write_text(f"{writer} {number}")
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(replace, (1, 2))) == [None, None]
+    assert len({p.read_text() for p in target.iterdir()}) == 1
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_link_to_a_folder_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "record.json").write_text("old")
+    (tmp_path / "run").symlink_to(elsewhere)
+    with atomic_folder(tmp_path / "run") as tmp:
+        (tmp / "record.json").write_text("new")
+    assert not (tmp_path / "run").is_symlink() and (tmp_path / "run" / "record.json").read_text() == "new"
+    assert (elsewhere / "record.json").read_text() == "old"
+    assert {p.name for p in tmp_path.iterdir()} == {"run", "elsewhere"}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from pathlib import Path
+import fcntl
+import os
 
 import pytest
 from study import MORE, Finished, Workflow, prepare, trace_by_hand
@@ -9,15 +10,18 @@ from study import MORE, Finished, Workflow, prepare, trace_by_hand
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    if "DEV" in __import__("os").environ:
-        __import__("shutil").rmtree("/tmp/rr/und/traces/by_hand", ignore_errors=True)
-        f = Finished(__import__("checkout").Checkout(Path("/tmp/rr/und/checkout")), Path("/tmp/rr/und/traces"))
-        trace_by_hand(f)
-        return f
-    folder = tmp_path_factory.mktemp("undisturbed")
-    made = Finished(prepare(folder / "checkout"), folder / "traces")
-    made.traces.mkdir()
-    workflow = Workflow.start(made.checkout, *MORE, trace=made.traces)
-    assert workflow.wait() == 0, workflow.log.read_text()
-    trace_by_hand(made)
+    """One for all workers of pytest: whoever comes first makes it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "undisturbed"
+    made = Finished(folder / "checkout", folder / "traces")
+    with folder.with_name("undisturbed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "whole").exists():
+            folder.mkdir()
+            made.traces.mkdir()
+            prepare(made.root)
+            workflow = Workflow.start(made.checkout, *MORE, trace=made.traces)
+            assert workflow.wait() == 0, workflow.log.read_text()
+            trace_by_hand(made)
+            (folder / "whole").touch()
     return made

@@ -63,10 +63,15 @@ def prepare(root: Path) -> Checkout:
 
 @dataclass(frozen=True)
 class Finished:
-    """The small study, undisturbed, and where its processes were traced to."""
+    """The small study, undisturbed: its folder, and where its processes were traced to."""
 
-    checkout: Checkout
+    root: Path
     traces: Path
+
+    @property
+    def checkout(self) -> Checkout:
+        """Its checkout."""
+        return Checkout(self.root)
 
 
 @dataclass(frozen=True)
@@ -99,9 +104,9 @@ class Workflow:
 
     def wait(self) -> int:
         """Its exit code."""
-        return self.process.wait(600)
+        return self.process.wait(3600)
 
-    def until(self, found: Callable[[Path], Living | None], limit_s: float = 300) -> Living:
+    def until(self, found: Callable[[Path], Living | None], limit_s: float = 1800) -> Living:
         """Wait for a process."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:

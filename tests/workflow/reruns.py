@@ -100,6 +100,7 @@ STUDIES = {
             Case("the statistics' arithmetic", edit=f"{PACKAGE}/stats.py"),
             Case("canonical JSON", edit=f"{PACKAGE}/evidence/digest.py"),
             Case("the grid probe in C", edit=f"{PACKAGE}/cuda/grid_probe.c"),
+            Case("what verifies and repairs", edit=f"{PACKAGE}/evidence/chain.py"),
             Case("the command line", edit=f"{PACKAGE}/cli.py"),
             Case("a generated schema", edit="workflow/schemas/config.schema.json"),
             Case("declared mutations", edit="fixtures/mutations.json"),

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
 # Vector and conversion extensions that decide how fast the CPU twin runs; its bits do not depend on them.
 CPU_FLAGS = ("avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_fp16")

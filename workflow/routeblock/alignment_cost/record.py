@@ -30,9 +30,9 @@ from routeblock.cuda import sanitizer
 from routeblock.cuda.vllm_ops import EXTENSION_VARIABLE, find_extension, wheel_version
 from routeblock.errors import InputError
 from routeblock.evidence.archive import pack
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
 ARCHIVE = "alignment_cost.tar.gz"
 BATCHES, RUN, EXACT, SANITIZER = "batches.parquet", "run.json", "exactness.json", "sanitizer.json"

@@ -18,9 +18,9 @@ from routeblock.alignment_cost.reasons import Finding, Reason
 from routeblock.cuda.align_variants import Gpu, Problem, serving
 from routeblock.errors import InputError
 from routeblock.evidence.archive import CONTENTS, listed
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import sha256_file
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
 MANIFEST = "recorded_alignment.manifest.json"
 # Shared memory that a block can ask for, bytes: CUDA programming guide, technical specifications by capability.

@@ -16,9 +16,9 @@ from routeblock.alignment_cost.batches import Batch
 from routeblock.alignment_cost.measure import CLOCKS, planned
 from routeblock.alignment_cost.protocol import Campaign, Mode, Point, Protocol, load
 from routeblock.errors import InputError
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from routeblock.alignment_cost.protocol import Arm
 from routeblock.alignment_cost.record import Recorded
 from routeblock.alignment_cost.statistics import Comparison
 from routeblock.errors import InputError
-from routeblock.evidence.chain import seal
+from routeblock.evidence.manifest import seal
 from routeblock.tables import Column
 
 Row = dict[str, Any]

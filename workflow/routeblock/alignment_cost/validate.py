@@ -22,9 +22,9 @@ import pyarrow.parquet
 from routeblock.alignment_cost import conform
 from routeblock.alignment_cost.reasons import Finding, Reason
 from routeblock.errors import InputError
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]

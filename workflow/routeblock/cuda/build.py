@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from routeblock.cuda import nvrtc
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import PACKAGE_ROOT, canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
 FOLDER = PACKAGE_ROOT / "cuda"
 ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from routeblock.errors import InputError
 from routeblock.evidence.archive import pack
-from routeblock.evidence.chain import seal
+from routeblock.evidence.manifest import seal
 
 ARCHIVE = "grouped_schedule.tar.gz"
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 from routeblock.grouped_schedule import batches as raw
 from routeblock.grouped_schedule import measure
 from routeblock.grouped_schedule.campaigns import Campaign, Stage

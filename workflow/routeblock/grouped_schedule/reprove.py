@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from routeblock.evidence.archive import listed
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 from routeblock.grouped_schedule import batches as raw
 from routeblock.grouped_schedule import conform, cpu, fixture, record
 from routeblock.grouped_schedule.arms import BY_NAME, Family

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from routeblock.cuda.sanitizer import Report, run_tool
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
 TOOLS = ("memcheck", "synccheck", "racecheck")
 EXERCISE = "routeblock.grouped_schedule.exercise"

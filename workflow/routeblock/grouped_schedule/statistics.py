@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from routeblock import stats
 from routeblock.errors import InputError
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 from routeblock.grouped_schedule import conform, record
 from routeblock.grouped_schedule.batches import Batch
 from routeblock.grouped_schedule.campaigns import Campaign

@@ -14,7 +14,7 @@ from typing import Any
 from routeblock import tables
 from routeblock.cuda.telemetry import named_events
 from routeblock.errors import InputError
-from routeblock.evidence.chain import seal
+from routeblock.evidence.manifest import seal
 from routeblock.grouped_schedule import record, statistics
 from routeblock.grouped_schedule.arms import Scope
 from routeblock.grouped_schedule.batches import Batch

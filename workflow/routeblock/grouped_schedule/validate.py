@@ -16,9 +16,9 @@ from typing import Any
 import numpy
 import pyarrow.parquet
 
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
 Row = dict[str, Any]
 _FLOORS = {"sweep": "sweep_floor", "serial_prototype": "sweep_floor", "confirmation": "confirmation_floor"}
