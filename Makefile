@@ -10,7 +10,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study report test test-recovery test-report test-vllm bundle prediction bench verify repair clean
+.PHONY: setup study report test test-recovery test-report test-slurm test-vllm bundle prediction bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -69,6 +69,15 @@ test-vllm: .venv-vllm/stamp
 	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
+# A lane through a real Slurm of one node, started and stopped here; its digests are those of `make study`, if that was run.
+test-slurm: .venv/slurm.stamp
+	@tests/slurm/install.sh
+	@timeout --kill-after=60 1800 $(BIN)/pytest --override-ini addopts=-q tests/slurm
+
+.venv/slurm.stamp: .venv/dev.stamp envs/slurm.txt
+	@$(PIP) --requirement envs/slurm.txt
+	@touch $@
+
 bundle: setup
 	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) bundle
 
@@ -79,6 +88,7 @@ prediction: setup
 # Ratios in one run; BLAS chooses its own kernels, and idle threads of one library leave the cores to the other's.
 bench: setup
 	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE OMP_WAIT_POLICY=passive $(BIN)/python bench/twin.py
+	@$(BIN)/python bench/workflow.py
 
 verify: setup
 	@$(BIN)/routeblock verify results reports

@@ -95,3 +95,26 @@ def test_a_lock_that_is_a_link_to_another_file_is_not_followed(tmp_path: Path) -
 def test_names_of_gpus_stay_inside_the_folder_of_locks() -> None:
     assert lock_file("../x/y").parent == lock_file("0").parent
     assert lock_file("0") != lock_file("1")
+
+
+@pytest.mark.parametrize(
+    ("visible", "granted", "gpu", "locked"),
+    [
+        ("0", {"SLURM_STEP_GPUS": "3"}, 0, "3"),  # a control group hides the others
+        ("3", {"SLURM_STEP_GPUS": "3"}, 0, "3"),
+        ("0,1", {"SLURM_JOB_GPUS": "2,3"}, 1, "3"),
+        ("0", {"SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "0,1"}, 0, "1"),
+        ("0", {"SLURM_JOB_GPUS": "2,3"}, 0, "0"),  # nobody says which of the two
+        ("0", {}, 0, "0"),
+    ],
+)
+def test_two_jobs_of_slurm_lock_two_gpus_that_each_calls_its_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, granted: dict[str, str], gpu: int, locked: str
+) -> None:
+    monkeypatch.setenv(VISIBLE, visible)
+    for name in turn.GRANTED:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in granted.items():
+        monkeypatch.setenv(name, value)
+    Turn(gpu, limit=20).take()
+    assert list(tmp_path.glob("*.lock")) == [lock_file(locked)]

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol"
 SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
 START_S = 30.0
 
-# The plug-ins that need no privilege, no accounting and no control group; cred_expire is also how long a requeued job waits.
+# The plug-ins that need no privilege, no accounting and no control group; cred_expire is also how
+# long a job waits that is started again.
 CONFIG = """\
 ClusterName=routeblock
 SlurmctldHost={host}(127.0.0.1)
@@ -47,6 +48,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/filetxt
 JobCompLoc={folder}/completed
+Prolog={folder}/bin/prolog
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
@@ -86,6 +88,12 @@ class Node:
         file = self.folder / "completed"
         lines = file.read_text().splitlines() if file.exists() else []
         return [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
+
+    def grants(self) -> list[tuple[str, str]]:
+        """(job, GPUs) of every start of a job that holds some, in order; a job that was started again stands twice."""
+        file = self.folder / "grants"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(job, gpus) for job, _, gpus in (line.partition(" ") for line in lines) if gpus]
 
     def diagnosis(self) -> str:
         """The ends of the daemons' logs."""
@@ -142,6 +150,9 @@ def _write(folder: Path, path: str, gpus: int, cpus: int) -> Node:
     srun = folder / "bin" / "srun"
     srun.write_text(f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {shutil.which("srun", path=path)} "$@"\n')
     srun.chmod(0o700)
+    prolog = folder / "bin" / "prolog"
+    prolog.write_text(f'#!/bin/sh\necho "$SLURM_JOB_ID $SLURM_JOB_GPUS" >> {folder}/grants\n')
+    prolog.chmod(0o700)
     own = {"PATH": f"{folder}/bin:{path}", "SLURM_CONF": f"{folder}/slurm.conf", reaper.MARK: str(folder)}
     return Node(folder, host, os.environ | own)
 
@@ -181,7 +192,7 @@ def _await_idle(node: Node, daemons: dict[str, subprocess.Popen[bytes]]) -> None
     _await(idle, daemons, "the node is not idle")
 
 
-def _await(done, daemons: dict[str, subprocess.Popen[bytes]], what: str) -> None:  # type: ignore[no-untyped-def]
+def _await(done: Callable[[], bool], daemons: dict[str, subprocess.Popen[bytes]], what: str) -> None:
     until = time.monotonic() + START_S
     while not done():
         for name, process in daemons.items():

@@ -21,11 +21,12 @@ rule census:
     params:
         routeblock=routeblock,
         calls=CONFIG.cuda.census.calls,
+        gpu=lambda wildcards: gpu_of(int(wildcards.n), CONFIG.cuda.gpus),
         code=code("census"),
     shell:
         "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} census --fixture $(dirname {input.spec})"
         " --prediction {input.prediction} --history {wildcards.history} --process {wildcards.n}"
-        " --calls {params.calls} --out {output.census} 2> {log}"
+        " --calls {params.calls} --gpu {params.gpu} --out {output.census} 2> {log}"
 
 
 rule unassisted:

@@ -160,10 +160,11 @@ def after(wildcards, input):
 
 
 def start_order(wildcards):
-    """Higher for what starts earlier."""
+    """Higher for what starts earlier: study by study, in each the GPUs in turn, on each GPU the order of the study."""
     study = STUDY_ORDER.index((wildcards.point, wildcards.plan_source))
-    place = position(wildcards.cell, wildcards.history, int(wildcards.n))
-    return (len(STUDY_ORDER) - study) * PROCESSES - place
+    gpus, n, one = CONFIG.cuda.gpus, int(wildcards.n), PROCESSES // CONFIG.replicates
+    before = (n - 1) // gpus * one + position(wildcards.cell, wildcards.history, n) % one
+    return (len(STUDY_ORDER) - study) * (PROCESSES + one) * gpus - (before * gpus + gpu_of(n, gpus))
 
 
 def processes(wildcards):

@@ -18,6 +18,8 @@ from typing import Any
 from routeblock.errors import InputError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Slurm's names of the GPUs that a step or job holds. Where it hides the others, every job's first is CUDA's number 0.
+GRANTED = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 POLL_S = 0.01
 LIMIT_S = 600.0
 # Descriptors close in ascending order when a process ends: the lock goes after the driver's own files.
@@ -38,7 +40,7 @@ class Turn:
 
     def choose(self) -> str:
         """Make this process see its own GPU alone, before CUDA starts; returns the GPU's name as CUDA takes it."""
-        listed = [name.strip() for name in os.environ.get(VISIBLE, str(self.gpu)).split(",") if name.strip()]
+        listed = _listed(os.environ.get(VISIBLE, str(self.gpu)))
         # Empty: somebody hides all GPUs from this process, and the device says so later.
         chosen = listed[self.gpu % len(listed)] if listed else ""
         os.environ[VISIBLE] = chosen
@@ -50,6 +52,7 @@ class Turn:
         Returns telemetry: seconds waited, and which of the driver's files were open beforehand (none, if nothing
         touched a GPU before its turn). Raises InputError when a wait outlasts the limit.
         """
+        listed = _listed(os.environ.get(VISIBLE, ""))
         chosen, touched = self.choose(), open_driver_files()
         started = time.perf_counter()
         if self.after is not None:
@@ -61,7 +64,7 @@ class Turn:
                 way_out="run it, see why it failed, or leave out --after",
             )
         met = time.perf_counter()
-        _lock(lock_file(chosen), self.limit)
+        _lock(lock_file(_on_machine(chosen, listed)), self.limit)
         return {
             "gpu": chosen,
             "driver_files_before": touched,
@@ -73,6 +76,17 @@ def lock_file(gpu: str) -> Path:
     """The lock of a GPU, by the name in CUDA_VISIBLE_DEVICES."""
     name = re.sub(r"[^A-Za-z0-9-]", "_", gpu) or "none"
     return Path(tempfile.gettempdir()) / f"routeblock-{os.getuid()}-gpu-{name}.lock"
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _on_machine(chosen: str, listed: list[str]) -> str:
+    """The name of a GPU that no other GPU of this machine has: Slurm's where it granted those listed, else CUDA's."""
+    granted = next((_listed(os.environ[name]) for name in GRANTED if os.environ.get(name)), [])
+    names = dict(zip(listed, granted, strict=True)) if len(granted) == len(listed) else {}
+    return names.get(chosen, chosen)
 
 
 def open_driver_files() -> list[str]:
