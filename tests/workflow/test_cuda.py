@@ -69,7 +69,7 @@ def freeze(checkout: Checkout, **exchange: list[int] | None) -> None:
 def test_no_run_is_asked_for_before_the_plans_are_captured(checkout: Checkout) -> None:
     report = dry_run(checkout, SCORE)
     assert not runs(report)
-    for rule in ("capture", "captured_plans", "prediction"):
+    for rule in ("capture", "captured_plans", "captured_prediction"):
         assert re.search(rf"^(rule|localrule|checkpoint) {rule}:", report, re.M), rule
 
 

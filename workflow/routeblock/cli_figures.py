@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,18 +25,39 @@ def figure(
 ) -> None:
     """Draw one figure from what the workflow made, with the same bytes on every run."""
     from routeblock import figure_style
-    from routeblock.alignment_cost.figures import FIGURES as ALIGNMENT
-    from routeblock.grouped_schedule.figures import FIGURES as GROUPED
-    from routeblock.route_block import figures as route_block
+    from routeblock.alignment_cost import wiring as alignment
+    from routeblock.grouped_schedule import wiring as grouped
+    from routeblock.workflow import FIGURES
+
+    kinds: dict[str, Callable[[], None]] = {
+        **dict.fromkeys(FIGURES, lambda: _route_block(name, source, fixture or (), table, out)),
+        **dict.fromkeys(grouped.FIGURES, lambda: _grouped(name, source, out)),
+        **dict.fromkeys(alignment.FIGURES, lambda: _alignment(name, source, out)),
+    }
+    figure_style.find(name, kinds)()
+
+
+def _route_block(name: str, source: Sequence[Path], fixtures: Sequence[Path], table: Path | None, out: Path) -> None:
+    from routeblock.route_block import figures
     from routeblock.workflow import code
 
-    from_tables = {**GROUPED, **ALIGNMENT}
-    figure_style.find(name, {**route_block.FIGURES, **from_tables})  # a name without a figure has no code either
-    rule = code(f"figure_{name}")
-    if name in from_tables:
-        figure_style.write_from_table(name, from_tables, source, out, code=rule)
-    else:
-        route_block.write(name, route_block.Given(source, fixture or (), table), out, code=rule)
+    figures.write(name, figures.Given(source, fixtures, table), out, code=code(f"figure_{name}"))
+
+
+def _grouped(name: str, source: Sequence[Path], out: Path) -> None:
+    from routeblock import figure_style
+    from routeblock.grouped_schedule import figures
+    from routeblock.workflow import code
+
+    figure_style.write_from_table(name, figures.FIGURES, source, out, code=code(f"figure_{name}"))
+
+
+def _alignment(name: str, source: Sequence[Path], out: Path) -> None:
+    from routeblock import figure_style
+    from routeblock.alignment_cost import figures
+    from routeblock.workflow import code
+
+    figure_style.write_from_table(name, figures.FIGURES, source, out, code=code(f"figure_{name}"))
 
 
 def register(app: typer.Typer) -> None:

@@ -188,7 +188,7 @@ def where(row: Mapping[str, Any]) -> str:
 
 
 def find(name: str, figures: Mapping[str, Kind]) -> Kind:
-    """The figure of this name; InputError if there is none."""
+    """What stands under this name; InputError if there is none."""
     if name not in figures:
         raise InputError(
             f"no figure is called {name!r}", where="figures", limit=f"known: {', '.join(figures)}", way_out="name one"

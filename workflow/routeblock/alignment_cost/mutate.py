@@ -22,9 +22,9 @@ from routeblock.alignment_cost.edits import Copy, ImpossibleError
 from routeblock.alignment_cost.protocol import Protocol, load
 from routeblock.alignment_cost.reasons import Finding, Reason
 from routeblock.errors import InputError
-from routeblock.evidence.chain import seal
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
 FORMAT = "routeblock.alignment_mutations.v1"
 

@@ -53,7 +53,7 @@ CHAPTERS = (
         "What canonical alignment costs",
         "Times are ratios within one run, with the margins of a protocol that was committed before the recording.",
         ("alignment_cost",),
-        ("alignment_cost", "alignment_checks"),
+        ("alignment_cost", "alignment_checks", "alignment_mutations"),
     ),
     Chapter(
         "study-b",
