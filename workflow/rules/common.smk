@@ -135,8 +135,9 @@ def runs_of(study, files, count):
 
 
 def all_runs(wildcards):
-    """Everything that the scorer reads of the runs of one study."""
-    return runs_of(dict(wildcards), [RECORD, RECORD_MANIFEST, TENSORS], replicates(wildcards))
+    """Everything that the scorer reads of the runs of one study; of recorded runs the records, as their rule has it."""
+    files = [RECORD] if wildcards.lane in EVIDENCE else [RECORD, RECORD_MANIFEST, TENSORS]
+    return runs_of(dict(wildcards), files, replicates(wildcards))
 
 
 def runs_on_gpu(_):

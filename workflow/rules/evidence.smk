@@ -14,22 +14,20 @@ rule gpu_evidence:
         expand(rules.unassisted.output.unassisted, **(STUDIES | dict(lane=["cuda"]))),
 
 
-# Committed evidence as run folders again, bit for bit; from there on the rules are those of every lane. Recorded runs are
-# of one fixture: without a wildcard in their many outputs, Snakemake finds who makes a file without trying them all.
+# Committed evidence as run folders again, bit for bit; from there on the rules are those of every lane. Of a run its record
+# stands for the other files, whose digests it has, and no wildcard is left: most of a dry run's time went into these files.
 for lane, groups in RECORDED.items():
     for group, count in groups.items():
         kind, _, source = group.partition(".")
         home = Path(LANE.format(fixture=RECORDED_FIXTURE, lane=lane), *group.split("."))
         made = [f"{home}/restored.json", f"{home}/restored.manifest.json"]
         if count:
-            files = [RECORD, TENSORS, TELEMETRY, RECORD_MANIFEST, TELEMETRY_MANIFEST]
             numbers = range(1, count + 1)
             made += expand(
-                f"{home}/{{cell}}/{{history}}/rep{{n}}/{{file}}",
+                f"{home}/{{cell}}/{{history}}/rep{{n}}/{RECORD}",
                 cell=CELLS,
                 history=HISTORIES,
                 n=numbers,
-                file=files,
             )
             made += [f"{home}/prediction.json", f"{home}/prediction.manifest.json"]
             made += [f"{home}/plans.safetensors"] if source == "captured" else []
