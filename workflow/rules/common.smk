@@ -95,6 +95,15 @@ def each(patterns, lanes=STUDIES["lane"]):
     return list(dict.fromkeys(pattern.format(**place) for pattern in patterns for place in places))
 
 
+def surfaces(**runs):
+    """The tensors of some runs of every study; of recorded runs the records, which stand for them."""
+    return [
+        file
+        for name, lanes in ((TENSORS, RUN_HERE), (RECORD, EVIDENCE))
+        for file in each(expand(f"{RUN}/{name}", allow_missing=True, **runs), lanes)
+    ]
+
+
 def tables(name, study):
     """The files of a table; Snakemake's report shows the csv under its caption."""
     caption, labels = f"../report/table_{name}.rst", {"table": name}

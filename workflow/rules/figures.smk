@@ -25,7 +25,7 @@ rule figure_differences:
         table="results/tables/differences.parquet",
         scores=SCORES,
         # Replay stands for native where a GPU's own alignment did not repeat itself; the score says which it was.
-        surfaces=each(expand(f"{RUN}/{TENSORS}", cell=["native", "replay"], history=HISTORIES, n=1, allow_missing=True)),
+        surfaces=surfaces(cell=["native", "replay"], history=HISTORIES, n=1),
     output:
         figures=figures("differences", STUDY_A),
         manifest="results/figures/differences.manifest.json",
