@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,3 +124,46 @@ def test_an_array_digest_is_over_contiguous_bytes() -> None:
     assert digest.sha256_array(a.T) == digest.sha256_bytes(a.T.tobytes())
     assert digest.sha256_array(a[:0]) == digest.sha256_bytes(b"")
     assert digest.sha256_array(np.float32([-0.0])) != digest.sha256_array(np.float32([0.0]))
+
+
+def test_what_was_read_once_is_not_parsed_again_until_its_bytes_change(
+    package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    parsed: list[str] = []
+    read = digest._read
+
+    def counted(module: str, source: bytes, *, is_package: bool) -> tuple[str, list[str]]:
+        parsed.append(module)
+        return read(module, source, is_package=is_package)
+
+    monkeypatch.setattr(digest, "_read", counted)
+
+    def again() -> str:
+        parsed.clear()
+        digest._parsed.cache_clear()
+        return digest.code_digest("routeblock.study")
+
+    first = again()
+    assert "routeblock.study" in parsed
+    assert again() == first and not parsed
+    # The same size, the same time, other bytes.
+    file = package / "moe" / "routing.py"
+    before = file.stat()
+    file.write_text(file.read_text().replace("x + 1", "x + 2"))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert again() != first and parsed == ["routeblock.moe.routing"]
+    # A module that appears is found by a name that was remembered.
+    (package / "study.py").write_text("from routeblock import later\n")
+    digest._parsed.cache_clear()
+    assert "routeblock.later" not in digest.import_closure(["routeblock.study"])
+    digest._parsed.cache_clear()
+    (package / "later.py").write_text("x = 1\n")
+    assert "routeblock.later" in digest.import_closure(["routeblock.study"])
+    # Half a file, or none that can be written, costs time only.
+    for kept in (home / ".cache").rglob("*.json"):
+        kept.write_text("{")
+    assert again() and parsed
+    monkeypatch.setenv("HOME", str(package / "study.py"))
+    assert again() and parsed
