@@ -30,6 +30,7 @@ from routeblock.route_block.score import score
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "fixtures" / "published" / "route_block.json"
 PLACE = ("twin-hopper", "published", "stored")
+POINT = ("small", "published")
 
 
 def _scored(study: Study) -> Given:
@@ -78,7 +79,7 @@ def test_figures_are_equal_when_made_twice_and_say_their_names(
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     told = words(tmp_path / "a" / f"{name}.svg")
     wanted = {
-        "partition": ["W13, native, grid 4", "W2, full_k, grid 3", "MoE block", "Point published"],
+        "partition": ["W13, native, grid 4", "W2, full_k, grid 3", "MoE block", "small, point published"],
         "differences": ["W13", "activation", "final", "published 7", "published 10", "published 1"],
         "trajectories": [*CELLS, "W13", "activation", "W2", "final"],
     }
@@ -101,7 +102,7 @@ def test_the_pieces_of_a_partition_are_its_tiles(sound: Study) -> None:
             drawn = {
                 kind: _area(pieces[name])
                 for kind in range(4)
-                if (name := identity("tiles", "published", gemm, cell, kind)) in pieces
+                if (name := identity("tiles", *POINT, gemm, cell, kind)) in pieces
             }
             assert drawn == {kind: n for kind, n in wanted.items() if n}
 
@@ -117,7 +118,7 @@ def test_the_exchanged_routes_stand_at_their_blocks(sound: Study) -> None:
     home = fixture.plans["H0"].block_of()
     for kind, pair in (("across", fixture.pairs.across), ("within", fixture.pairs.within)):
         assert pair is not None
-        line = routes[identity("routes", "published", "stored", kind)]
+        line = routes[identity("routes", *POINT, "stored", kind)]
         assert set(map(int, line.get_xdata())) == {int(home[r]) for r in pair}
 
 
@@ -171,6 +172,15 @@ def test_a_study_whose_histories_share_a_plan_says_that_nothing_differs(
     assert "H0 and H1 differ in 0 other routes" in words(
         write("partition", Given([study.prediction], fixtures=[study.fixture]), tmp_path / "out", code=CODE)[0]
     )
+
+
+def test_several_fixtures_are_named_and_kept_apart(given: Given) -> None:
+    rows = pq.read_table(given.documents[0].parent / "tables/trajectories.parquet").to_pylist()
+    with look():
+        figure = figure_trajectories.draw([*rows, *(row | {"fixture": "other"} for row in rows)])
+    told = [t.get_text() for t in figure.findobj() if _is_text(t)]
+    heads = [f"twin-hopper, published, stored plans, {name}: computed" for name in ("small", "other")]
+    assert [text for text in told if text.startswith("twin-hopper")] == heads
 
 
 def test_no_lane_is_said(tmp_path: Path, words: Callable[[Path], str]) -> None:

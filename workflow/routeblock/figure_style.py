@@ -2,7 +2,7 @@
 """Figures as .svg and .png: one look, read from tables, with the same bytes on every run.
 
 Every figure is one phone screen wide, so that 380 px still show its text. What a mark means is said by its place, its
-shape, its lightness or its hatching, and never by hue alone; text in the svg is text.
+shape or its lightness, and never by hue alone; text in the svg is text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ _RC: dict[str, Any] = {
     "ytick.color": INK,
     "xtick.major.width": 0.7,
     "ytick.major.width": 0.7,
-    "hatch.linewidth": 0.6,
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
     "savefig.dpi": 192,
@@ -182,9 +181,11 @@ def note(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY, style="italic")
 
 
-def where(row: Mapping[str, Any]) -> str:
-    """The name of a lane's study, as panels are headed."""
-    return f"{row['lane']}, {row['point']}, {row['plan_source']} plans"
+def where(row: Mapping[str, Any], among: Sequence[Mapping[str, Any]]) -> str:
+    """The heading of a lane's study: where, and what its numbers are; with its fixture if `among` has several."""
+    fixture = f", {row['fixture']}" if len({r["fixture"] for r in among}) > 1 else ""
+    status = str(row["arithmetic"]).split(",")[0]  # the rest of the sentence is the caption's
+    return f"{row['lane']}, {row['point']}, {row['plan_source']} plans{fixture}: {status}"
 
 
 def find(name: str, figures: Mapping[str, Kind]) -> Kind:

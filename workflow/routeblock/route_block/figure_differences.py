@@ -16,11 +16,12 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_array
 from routeblock.evidence.record import TENSORS
 from routeblock.evidence.tensors import open_tensors
-from routeblock.figure_style import DARK, FAINT, GREY, WIDTH, Row, head, identity, note, place, say, sheet
+from routeblock.figure_style import DARK, FAINT, GREY, WIDTH, Row, head, identity, note, place, say, sheet, where
 from routeblock.route_block.cells import HISTORIES, SURFACES
 from routeblock.route_block.given import bits
 
-COLUMNS = ("lane", "point", "plan_source", "arithmetic", "quantity", "surface", "published_number", "measured_number")
+_STUDY = ("fixture", "lane", "point", "plan_source")
+COLUMNS = (*_STUDY, "arithmetic", "quantity", "surface", "published_number", "measured_number")
 ELEMENTS = "elements that differ"
 _NAMES = {"w13": "W13", "activation": "activation", "w2": "W2", "final": "final"}
 _PITCH, _GAP = 0.14, 0.6  # inches a row; rows between surfaces
@@ -52,8 +53,7 @@ class Study:
     """A lane, point and plan source: which cell was compared under H0 and H1, and what was found on each surface."""
 
     name: str
-    place: tuple[str, str, str]
-    reference: str
+    place: tuple[str, ...]
     surfaces: Sequence[Surface]
 
 
@@ -71,12 +71,9 @@ def read(score: Row, source: Path, table: Sequence[Row]) -> Study:
     arms = {(a["cell"], a["history"]): a for a in score["arms"]}
     names = [[reference, h] for h in HISTORIES]
     pair = next(p for p in score["pairs"] if [p["first"], p["second"]] == names)
-    place = (score["lane"], score["point"], score["plan_source"])
-    told = {
-        r["surface"]: r
-        for r in table
-        if (r["lane"], r["point"], r["plan_source"]) == place and r["quantity"] == ELEMENTS
-    }
+    place = (score["fixture"]["name"], *(score[name] for name in _STUDY[1:]))
+    mine = [r for r in table if tuple(r[name] for name in _STUDY) == place]
+    told = {r["surface"]: r for r in mine if r["quantity"] == ELEMENTS}
     files = [open_tensors(path) for path in tensors_of(source, reference)]
     surfaces = []
     with files[0] as first, files[1] as second:
@@ -91,8 +88,7 @@ def read(score: Row, source: Path, table: Sequence[Row]) -> Study:
                 raise _refused(source, f"{len(found)} elements of {surface} differ, and the table has another number")
             published = None if row["published_number"] is None else int(row["published_number"])
             surfaces.append(Surface(surface, found, pair["predicted_rows"][surface], both[0].shape[1], published))
-    status = str(score["status"]).split(",")[0]
-    return Study(f"{place[0]}, {place[1]}, {place[2]} plans: {status}", place, reference, surfaces)
+    return Study(f"{where(mine[0], table)}, {reference}", place, surfaces)
 
 
 def _refused(source: Path, what: str) -> InputError:

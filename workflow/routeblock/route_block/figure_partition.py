@@ -78,9 +78,7 @@ def tile_class(partition: Partition, block: int, n_tile: int) -> int:
 def classes(partition: Partition) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The class of every tile, int64 [blocks, N-tiles]."""
     size = (partition.blocks, partition.n_tiles)
-    return np.array([[tile_class(partition, b, n) for n in range(size[1])] for b in range(size[0])], np.int64).reshape(
-        size
-    )
+    return np.array([tile_class(partition, *tile) for tile in np.ndindex(size)], np.int64).reshape(size)
 
 
 def check_split_routes(prediction: Mapping[str, Any], at: Cut, plans: Plans) -> None:
@@ -108,18 +106,22 @@ def draw(cuts: Sequence[Cut]) -> Figure:
     top = _KEY
     for at in cuts:
         launch = at.launches["w13"]
-        head(figure, top + 0.2, f"Point {at.point}: thread_k {launch.thread_k}, thread_n {launch.thread_n}")
+        head(
+            figure,
+            top + 0.2,
+            f"{at.spec['name']}, point {at.point}: thread_k {launch.thread_k}, thread_n {launch.thread_n}",
+        )
         top += _HEAD
         for used, fill in zip(at.used, _MARKS, strict=False):
             top += _TITLE
             say(figure, _LEFT, top - 0.05, f"Routes, {used.source} plans", size=8.5)
-            _routes(place(figure, _LEFT, top, _WIDE, _ROUTES), used, fill, at.point)
+            _routes(place(figure, _LEFT, top, _WIDE, _ROUTES), used, fill, identity(at.spec["name"], at.point))
             top += _ROUTES
         for gemm, cell, launch, partition in at.partitions():
             top += _TITLE
             say(figure, _LEFT, top - 0.07, _counts(gemm, cell, launch, partition), size=8.5)
             axes = place(figure, _LEFT, top, _WIDE, _STRIP)
-            _strip(axes, identity(at.point, gemm, cell), partition)
+            _strip(axes, identity(at.spec["name"], at.point, gemm, cell), partition)
             axes.tick_params(labelbottom=False)
             for used, fill in zip(at.used, _MARKS, strict=False):
                 x = [int(used.plans[HISTORIES[0]].block_of()[r]) for r in used.pairs.across or ()]
@@ -157,7 +159,7 @@ def _strip(axes: Axes, name: str, partition: Partition) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=11))
 
 
-def _routes(axes: Axes, used: Plans, fill: str, point: str) -> None:
+def _routes(axes: Axes, used: Plans, fill: str, name: str) -> None:
     """The blocks of the exchanged routes, over the strips: across-pair, within-pair, other changed memberships."""
     first, second = (used.plans[h].block_of() for h in HISTORIES)
     blocks = used.plans[HISTORIES[0]].num_blocks
@@ -191,7 +193,7 @@ def _routes(axes: Axes, used: Plans, fill: str, point: str) -> None:
     ]
     for y, (kind, label, x, style) in enumerate(rows):
         look: dict[str, Any] = {"color": INK, "ms": 4, "lw": 1, "mew": 0.8, "ls": ""}
-        axes.plot(x, [y] * len(x), **(look | style), gid=identity("routes", point, used.source, kind))
+        axes.plot(x, [y] * len(x), **(look | style), gid=identity("routes", name, used.source, kind))
         left, right = _widest_gap(x, blocks)
         at_left = left >= 0
         axes.text(left + 1 if at_left else right - 1, y, label, ha="left" if at_left else "right", va="center", size=8)

@@ -15,9 +15,10 @@ from routeblock.figure_style import DARK, GREY, PAPER, SMALL, WIDTH, Row, head, 
 from routeblock.route_block.cells import HISTORIES, SURFACES
 
 COLUMNS = (
-    *("lane", "arithmetic", "point", "plan_source", "cell", "history", "replicates", "w13_grid"),
+    *("fixture", "lane", "arithmetic", "point", "plan_source", "cell", "history", "replicates", "w13_grid"),
     *SURFACES,
 )
+_STUDY = ("fixture", "lane", "point", "plan_source")
 _NAMES = {"w13": "W13", "activation": "activation", "w2": "W2", "final": "final"}
 _FILL = {"H0": DARK, "H1": PAPER}
 _PITCH = 0.122  # inches a row
@@ -34,7 +35,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     """rows: the table `trajectories`. A panel a lane, point and plan source; arms down, surfaces across."""
     studies: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        studies.setdefault((row["lane"], row["point"], row["plan_source"]), []).append(row)
+        studies.setdefault(tuple(row[name] for name in _STUDY), []).append(row)
     height = _KEY + sum(_HEAD + _PITCH * len(mine) + _FOOT for mine in studies.values())
     figure = sheet(max(height, 1))
     key(figure, _keys(), 4)
@@ -43,7 +44,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     top = _KEY
     width = (WIDTH - _LEFT) / len(SURFACES)
     for mine in studies.values():
-        head(figure, top + 0.14, f"{where(mine[0])}: {_status(mine[0])}")
+        head(figure, top + 0.14, where(mine[0], rows))
         top += _HEAD
         arms = _arms(mine)
         for i, surface in enumerate(SURFACES):
@@ -52,11 +53,6 @@ def draw(rows: Sequence[Row]) -> Figure:
             axes.set_yticks(range(len(arms)), [_label(arm, arms) for arm in arms] if i == 0 else [])
         top += _PITCH * len(arms) + _FOOT
     return figure
-
-
-def _status(row: Row) -> str:
-    """Modelled, computed or observed, without the rest of the sentence."""
-    return str(row["arithmetic"]).split(",")[0]
 
 
 def _arms(rows: Sequence[Row]) -> list[Row]:

@@ -23,7 +23,7 @@ from routeblock.route_block.predict import FORMAT as PREDICTION
 from routeblock.route_block.score import FORMAT as SCORE
 
 _PREDICTED = ("fixture", "point", "plan_source", "launches", "full_k_grid", "exchange", "arms")
-_SCORED = ("lane", "point", "plan_source", "status", "arms", "pairs", "relations")
+_SCORED = ("fixture", "lane", "point", "plan_source", "status", "arms", "pairs", "relations")
 
 
 @dataclass(frozen=True)
