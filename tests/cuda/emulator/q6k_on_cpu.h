@@ -31,7 +31,15 @@ inline float emulated_half_to_float(unsigned short bits) {
   std::memcpy(&half, &bits, 2);
   return static_cast<float>(half);
 }
-inline float emulated_through_half(float value) { return static_cast<float>(static_cast<_Float16>(value)); }
+inline unsigned emulated_half_bits(float value) {
+  const _Float16 half = static_cast<_Float16>(value);
+  unsigned short bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+inline int __shfl_xor_sync(unsigned, int value, int step) {
+  return static_cast<int>(emulated::collective(static_cast<unsigned>(value))[(emulated::self().thread % 32) ^ step]);
+}
 inline float __shfl_xor_sync(unsigned, float value, int step) {
   unsigned bits;
   std::memcpy(&bits, &value, 4);
@@ -53,6 +61,9 @@ inline unsigned pick_bytes(unsigned low, unsigned high, unsigned selector) {
   for (int i = 0; i < 4; ++i) word |= static_cast<unsigned>(both >> (8 * (selector >> (4 * i) & 7)) & 0xFF) << (8 * i);
   return word;
 }
+
+inline unsigned masked_or(unsigned x, unsigned mask, unsigned y) { return (x & mask) | y; }
+inline unsigned masked_xor(unsigned x, unsigned mask, unsigned y) { return (x & mask) ^ y; }
 
 inline void multiply(int (&d)[4], unsigned a_low, unsigned a_high, unsigned b) {
   unsigned rows[2][32], columns[32];

@@ -19,13 +19,13 @@ constexpr int kSegmentBytes = 2 * kBlockBytes;
 constexpr int kActivationBytes = 576;        // a segment of a token: 512 int8, 16 float d
 constexpr int kActivationStride = 592;       // in shared memory: different segments lie in different banks
 constexpr int kFewJobs = 4;                  // that the dp4a path takes at a time
-constexpr int kHeaderBytes = 256;
+constexpr int kHeaderBytes = 512;
 constexpr int kMostCapacity = 48;
 
 struct Header {
     unsigned long long barrier;
     int jobs, first;
-    int list[kMostCapacity];
+    int list[kMostCapacity], tokens[kMostCapacity];
 };
 static_assert(sizeof(Header) <= kHeaderBytes, "the header has its own place");
 
@@ -49,9 +49,9 @@ struct Problem {
     __device__ __forceinline__ float* sums() const {
         return reinterpret_cast<float*>(activations() + segments() * capacity * kActivationStride);
     }
-    // Where the sum of a segment is kept until the row's are added.
-    __device__ __forceinline__ float& sum(int segment, int job, int row) const {
-        return sums()[(segment * capacity + job) * (tile_rows + 1) + row];
+    // Where a block's t is kept until the row is added up.
+    __device__ __forceinline__ float& sum(int block, int job, int row) const {
+        return sums()[(block * capacity + job) * (tile_rows + 1) + row];
     }
 };
 
@@ -67,22 +67,26 @@ __device__ __forceinline__ float half_to_float(unsigned short bits) {
 #endif
 }
 
-// To float16 and back: a Q8_1 block keeps its d as float16.
-__device__ __forceinline__ float through_half(float value) {
+__device__ __forceinline__ unsigned half_bits(float value) {
 #ifdef ROUTEBLOCK_EMULATED
-    return emulated_through_half(value);
+    return emulated_half_bits(value);
 #else
     unsigned short bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    return half_to_float(bits);
+    return bits;
 #endif
+}
+
+// To float16 and back: a Q8_1 block keeps its d as float16.
+__device__ __forceinline__ float through_half(float value) {
+    return half_to_float(static_cast<unsigned short>(half_bits(value)));
 }
 
 // ---- Quantisation: eight lanes a block of 32 values, four values each.
 
 struct Quantized {
     unsigned word;
-    float d;
+    float d, step;  // step: d before it became float16
 };
 
 __device__ __forceinline__ Quantized quantize_four(float4 x) {
@@ -98,26 +102,16 @@ __device__ __forceinline__ Quantized quantize_four(float4 x) {
         const int q = min(127, max(-127, __float2int_rn(__fmul_rn(values[i], inverse))));
         word |= (static_cast<unsigned>(q) & 0xFFu) << (8 * i);
     }
-    return {word, through_half(d)};
+    return {word, through_half(d), d};
 }
 
-// Word `place` of a 16 byte group as the products read it. A Q6_K block at an odd place of its row starts two bytes
-// past a word; there the groups are read as their three inner words and, last, their outer halves.
+// Word `place` of a 16 byte group as the products read it: the last three words, then the first. A Q6_K block at an odd
+// place of its row starts two bytes past a word; there they read the three inner words, then the outer halves.
 template <bool kOddRows>
 __device__ __forceinline__ unsigned in_reading_order(unsigned word, bool shifted, int lane) {
     if (kOddRows) return word;
     const unsigned next = __shfl_sync(kAllLanes, word, (lane & ~3) | ((lane + 1) & 3));
-    if (!shifted) return word;
-    return pick_bytes(word, next, (lane & 3) == 3 ? 0x3254u : 0x5432u);
-}
-
-// Quantises words [first, words) of a row, 32 at a time; `store(word index, word, d)` is called by every lane.
-template <bool kOddRows, class Store>
-__device__ __forceinline__ void quantize_words(const float* row, int index, bool exists, int lane, Store store) {
-    const float4 x = exists ? reinterpret_cast<const float4*>(row)[index] : float4{0.0f, 0.0f, 0.0f, 0.0f};
-    const Quantized q = quantize_four(x);
-    const unsigned word = in_reading_order<kOddRows>(q.word, index >> 6 & 1, lane);
-    if (exists) store(index, word, q.d);
+    return shifted ? pick_bytes(word, next, (lane & 3) == 3 ? 0x3254u : 0x5432u) : next;
 }
 
 // Where word `index` of a token's row and its block's d lie in what `quantize` writes.
@@ -131,13 +125,12 @@ template <bool kOddRows>
 __device__ __forceinline__ void quantize_token(const float* source, unsigned char* quantized, int blocks) {
     let_successor_start();
     const int lane = threadIdx.x & 31, words = 64 * blocks;
-    const float* row = source + static_cast<size_t>(blockIdx.x) * 256 * blocks;
+    const float4* row = reinterpret_cast<const float4*>(source + static_cast<size_t>(blockIdx.x) * 256 * blocks);
     unsigned char* to = quantized + static_cast<size_t>(blockIdx.x) * ((blocks + 1) / 2) * kActivationBytes;
-    for (int index = threadIdx.x; (index & ~31) < words; index += blockDim.x) {
-        quantize_words<kOddRows>(row, index, index < words, lane, [&](int at, unsigned word, float d) {
-            *reinterpret_cast<unsigned*>(to + word_offset(at)) = word;
-            if ((at & 7) == 0) *reinterpret_cast<float*>(to + d_offset(at)) = d;
-        });
+    for (int index = threadIdx.x; index < words; index += blockDim.x) {  // whole warps: words are a multiple of 64
+        const Quantized q = quantize_four(row[index]);
+        *reinterpret_cast<unsigned*>(to + word_offset(index)) = in_reading_order<kOddRows>(q.word, index >> 6 & 1, lane);
+        if ((index & 7) == 0) *reinterpret_cast<float*>(to + d_offset(index)) = q.d;
     }
 }
 
@@ -151,6 +144,9 @@ struct PlainActivations {
     }
     __device__ __forceinline__ void word(int job, int index, unsigned value) const {
         *reinterpret_cast<unsigned*>(at(job, index >> 7) + 4 * (index & 127)) = value;
+    }
+    __device__ __forceinline__ void words(int job, int index, int4 four) const {
+        *reinterpret_cast<int4*>(at(job, index >> 7) + 4 * (index & 127)) = four;
     }
     __device__ __forceinline__ void d(int job, int index, float value) const {
         reinterpret_cast<float*>(at(job, index >> 7) + 512)[(index & 127) >> 3] = value;
@@ -170,42 +166,94 @@ struct LaneActivations {
         const int lane = 4 * (job & 7) + place;
         reinterpret_cast<unsigned*>(at(job >> 3, index >> 7))[((group >> 2) * 32 + lane) * 4 + (group & 3)] = value;
     }
+    __device__ __forceinline__ void words(int job, int index, int4 four) const {
+        word(job, index, four.x);
+        word(job, index + 1, four.y);
+        word(job, index + 2, four.z);
+        word(job, index + 3, four.w);
+    }
     __device__ __forceinline__ void d(int job, int index, float value) const {
         reinterpret_cast<float*>(at(job >> 3, index >> 7) + 8 * 512)[((index & 127) >> 3) * 8 + (job & 7)] = value;
     }
 };
 
+constexpr int kAhead = 4;  // loads that a thread has under way
+
+// The pieces of a chunk of jobs that a warp takes: one in `warps`, without a division for each.
+struct Piece {
+    int job, at, pieces, warps;
+
+    __device__ __forceinline__ Piece(int pieces) : job(0), at(threadIdx.x >> 5), pieces(pieces), warps(blockDim.x >> 5) {
+        settle();
+    }
+    __device__ __forceinline__ void settle() {
+        while (at >= pieces) {
+            at -= pieces;
+            ++job;
+        }
+    }
+    __device__ __forceinline__ void next() {
+        at += warps;
+        settle();
+    }
+};
+
+// A piece is 32 words of a job.
 template <bool kOddRows, class Layout>
-__device__ __forceinline__ void stage(const Problem& p, const Layout& layout, const int* list, int count) {
-    const int words = 64 * p.blocks, lane = threadIdx.x & 31;
+__device__ __forceinline__ void stage_floats(const Problem& p, const Layout& layout, const int* tokens, int count) {
+    const int lane = threadIdx.x & 31;
+    Piece load(2 * p.blocks), store(2 * p.blocks);
+    while (store.job < count) {
+        float4 x[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i, load.next()) {
+            const int token = tokens[min(load.job, count - 1)];
+            const float* row = static_cast<const float*>(p.source) + static_cast<size_t>(token) * 256 * p.blocks;
+            x[i] = reinterpret_cast<const float4*>(row)[32 * load.at + lane];
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i, store.next()) {
+            if (store.job >= count) break;
+            const int index = 32 * store.at + lane;
+            const Quantized q = quantize_four(x[i]);
+            layout.word(store.job, index, in_reading_order<kOddRows>(q.word, index >> 6 & 1, lane));
+            if ((lane & 7) == 0) layout.d(store.job, index, q.d);
+        }
+    }
+}
+
+// A piece is a segment of a job.
+template <class Layout>
+__device__ __forceinline__ void stage_quantized(const Problem& p, const Layout& layout, const int* tokens, int count) {
+    const int lane = threadIdx.x & 31, segments = p.segments();
+    Piece load(segments), store(segments);
+    while (store.job < count) {
+        int4 four[kAhead];
+        float d[kAhead];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i, load.next()) {
+            const int token = tokens[min(load.job, count - 1)];
+            const unsigned char* at = static_cast<const unsigned char*>(p.source) +
+                                      (static_cast<size_t>(token) * segments + load.at) * kActivationBytes;
+            four[i] = reinterpret_cast<const int4*>(at)[lane];
+            d[i] = reinterpret_cast<const float*>(at + 512)[lane >> 1];
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i, store.next()) {
+            const int index = 128 * store.at + 4 * lane;
+            if (store.job >= count) break;
+            layout.words(store.job, index, four[i]);
+            if ((lane & 1) == 0) layout.d(store.job, index, d[i]);
+        }
+    }
+}
+
+template <bool kOddRows, class Layout>
+__device__ __forceinline__ void stage(const Problem& p, const Layout& layout, const int* tokens, int count) {
     if (p.fused) {
-        for (int job = 0; job < count; ++job) {
-            const int token = list[job] / p.top_k;
-            const float* row = static_cast<const float*>(p.source) + static_cast<size_t>(token) * 4 * words;
-            for (int index = threadIdx.x; (index & ~31) < words; index += blockDim.x) {
-                quantize_words<kOddRows>(row, index, index < words, lane, [&](int at, unsigned word, float d) {
-                    layout.word(job, at, word);
-                    if ((at & 7) == 0) layout.d(job, at, d);
-                });
-            }
-        }
+        stage_floats<kOddRows>(p, layout, tokens, count);
     } else {
-        const int quads = words / 4;
-        for (int job = 0; job < count; ++job) {
-            const int token = list[job] / p.top_k;
-            const unsigned char* row =
-                static_cast<const unsigned char*>(p.source) + static_cast<size_t>(token) * p.segments() * kActivationBytes;
-            for (int quad = threadIdx.x; quad < quads; quad += blockDim.x) {
-                const int4 four = *reinterpret_cast<const int4*>(row + word_offset(4 * quad));
-                layout.word(job, 4 * quad, four.x);
-                layout.word(job, 4 * quad + 1, four.y);
-                layout.word(job, 4 * quad + 2, four.z);
-                layout.word(job, 4 * quad + 3, four.w);
-                if ((quad & 1) == 0) {
-                    layout.d(job, 4 * quad, *reinterpret_cast<const float*>(row + d_offset(4 * quad)));
-                }
-            }
-        }
+        stage_quantized(p, layout, tokens, count);
     }
 }
 
@@ -217,100 +265,100 @@ template <int j>
 __device__ __forceinline__ unsigned unpack(unsigned low, unsigned high) {
     const unsigned nibbles = j < 2 ? low << 2 : low >> 2;
     const unsigned pairs = high << (6 - 2 * j);
-    return (nibbles & 0x3C3C3C3Cu) | ((pairs & 0xC0C0C0C0u) ^ 0x80808080u);
+    return masked_or(nibbles, 0x3C3C3C3Cu, masked_xor(pairs, 0xC0C0C0C0u, 0x80808080u));
 }
 
 __device__ __forceinline__ int scale_of(unsigned word, int byte) {
     return static_cast<signed char>(word >> (8 * byte));
 }
 
-__device__ __forceinline__ unsigned load_halves(const unsigned char* at) {
-    const unsigned short* halves = reinterpret_cast<const unsigned short*>(at);
-    return halves[0] | static_cast<unsigned>(halves[1]) << 16;
+// A block's address down to a word, and how to take a word from two of them.
+struct Words {
+    const unsigned* at;
+    unsigned selector;
+};
+
+__device__ __forceinline__ Words words_of(const unsigned char* block) {
+    const bool shifted = reinterpret_cast<size_t>(block) & 2;
+    return {reinterpret_cast<const unsigned*>(block - (shifted ? 2 : 0)), shifted ? 0x5432u : 0x3210u};
 }
 
-// A word at a byte offset whose remainder by 4 is known: 0, or 2 if `kShifted`; or not known, if `kOddRows`.
-template <bool kOddRows, bool kShifted>
-__device__ __forceinline__ unsigned load_word(const unsigned char* at) {
-    if (kOddRows) return load_halves(at);
-    if (!kShifted) return *reinterpret_cast<const unsigned*>(at);
-    return pick_bytes(reinterpret_cast<const unsigned*>(at - 2)[0], reinterpret_cast<const unsigned*>(at - 2)[1], 0x5432u);
+__device__ __forceinline__ unsigned word_at(const Words& w, int index) {
+    return pick_bytes(w.at[index], w.at[index + 1], w.selector);
 }
 
 __device__ __forceinline__ float quarter_d(const unsigned char* block) {
     return 0.25f * half_to_float(*reinterpret_cast<const unsigned short*>(block + 208));
 }
 
-// `kUnits` consecutive groups of 16 bytes, of each the word that lane place t reads.
-template <bool kOddRows, bool kShifted, int kUnits>
-__device__ __forceinline__ void load_places(const unsigned char* at, int t, unsigned (&words)[kUnits]) {
-    if (kOddRows || !kShifted) {
+// A group of 16 bytes from word `index` on, place by place in reading order.
+template <bool kOddRows>
+__device__ __forceinline__ void load_group(const Words& w, int index, unsigned (&words)[4]) {
+    if (kOddRows) {  // rows are shifted one by one: their activations lie in plain order
 #pragma unroll
-        for (int u = 0; u < kUnits; ++u) words[u] = load_word<kOddRows, false>(at + 16 * u + 4 * t);
+        for (int place = 0; place < 4; ++place) words[place] = word_at(w, index + place);
     } else {
-        // Places 0 to 2 are words; place 3 is the half before them and the half after.
-        const unsigned char* from = at - 2 + 4 * (t == 3 ? 0 : t + 1);
-        const unsigned selector = t == 3 ? 0x5432u : 0x3210u;
-        unsigned raw[kUnits + 1];
 #pragma unroll
-        for (int u = 0; u <= kUnits; ++u) raw[u] = *reinterpret_cast<const unsigned*>(from + 16 * u);
-#pragma unroll
-        for (int u = 0; u < kUnits; ++u) words[u] = pick_bytes(raw[u], raw[u + 1], selector);
+        for (int place = 0; place < 3; ++place) words[place] = w.at[index + place + 1];
+        words[3] = pick_bytes(w.at[index], w.at[index + 4], w.selector);
     }
 }
 
-// A whole group of 16 bytes, place by place.
-template <bool kOddRows, bool kShifted>
-__device__ __forceinline__ void load_group(const unsigned char* at, unsigned (&words)[4]) {
-    if (kOddRows || !kShifted) {
+// Of `kGroups` consecutive groups the word at one place. For even rows `w` is already moved to that place.
+template <bool kOddRows, int kGroups>
+__device__ __forceinline__ void load_places(const Words& w, int index, int place, unsigned (&words)[kGroups]) {
+    if (kOddRows) {
 #pragma unroll
-        for (int t = 0; t < 4; ++t) words[t] = load_word<kOddRows, false>(at + 4 * t);
+        for (int group = 0; group < kGroups; ++group) words[group] = word_at(w, index + 4 * group + place);
     } else {
-        const unsigned* from = reinterpret_cast<const unsigned*>(at - 2);
+        unsigned raw[kGroups + 1];
 #pragma unroll
-        for (int t = 0; t < 3; ++t) words[t] = from[t + 1];
-        words[3] = pick_bytes(from[0], from[4], 0x5432u);
+        for (int group = 0; group <= kGroups; ++group) raw[group] = w.at[index + 4 * group];
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) words[group] = pick_bytes(raw[group], raw[group + 1], w.selector);
     }
 }
 
-// ---- dp4a: a lane takes one segment of a row for up to four jobs.
+// ---- dp4a: a lane takes one block of a row for up to four jobs. Loops stay loops: code that runs once a launch is read
+// from memory once a launch.
 
-template <bool kOddRows, bool kShifted, int kJobs>
-__device__ __forceinline__ void lane_block(const unsigned char* block, const unsigned char* const (&a)[kJobs],
-                                           int block_in_segment, float (&p)[kJobs]) {
-    float t[kJobs];
+template <bool kOddRows, int kJobs>
+__device__ __forceinline__ void lane_block(const unsigned char* block, const unsigned char* a, int a_stride,
+                                           int block_in_segment, float (&t)[kJobs]) {
+    const Words w = words_of(block);
 #pragma unroll
     for (int job = 0; job < kJobs; ++job) t[job] = 0.0f;
-#pragma unroll
+#pragma unroll 1
     for (int half = 0; half < 2; ++half) {
         int sums[4][kJobs];
-        const unsigned scales[2] = {load_word<kOddRows, kShifted>(block + 192 + 8 * half),
-                                    load_word<kOddRows, kShifted>(block + 196 + 8 * half)};
+        const unsigned scales[2] = {word_at(w, 48 + 2 * half), word_at(w, 49 + 2 * half)};
         unsigned high[2][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) load_group<kOddRows, kShifted>(block + 128 + 32 * half + 16 * i, high[i]);
+        for (int i = 0; i < 2; ++i) load_group<kOddRows>(w, 32 + 8 * half + 4 * i, high[i]);
+        const unsigned char* x_at = a + 256 * block_in_segment + 128 * half;
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                unsigned low[4], w[2][4];
-                load_group<kOddRows, kShifted>(block + 64 * half + 32 * pair + 16 * i, low);
+                unsigned low[4], weights[2][4];
+                load_group<kOddRows>(w, 16 * half + 8 * pair + 4 * i, low);
 #pragma unroll
                 for (int place = 0; place < 4; ++place) {
-                    w[0][place] = pair ? unpack<1>(low[place], high[i][place]) : unpack<0>(low[place], high[i][place]);
-                    w[1][place] = pair ? unpack<3>(low[place], high[i][place]) : unpack<2>(low[place], high[i][place]);
+                    const unsigned l = low[place], h = high[i][place];
+                    weights[0][place] = pair ? unpack<1>(l, h) : unpack<0>(l, h);
+                    weights[1][place] = pair ? unpack<3>(l, h) : unpack<2>(l, h);
                 }
 #pragma unroll
                 for (int upper = 0; upper < 2; ++upper) {
-                    const int j = 2 * upper + pair, group = 8 * half + 2 * j + i;
-                    const int scale = scale_of(scales[j >> 1], 2 * (j & 1) + i);
+                    const int j = 2 * upper + pair;
+                    const int scale = scale_of(scales[upper], 2 * pair + i);
 #pragma unroll
                     for (int job = 0; job < kJobs; ++job) {
-                        const int4 x = *reinterpret_cast<const int4*>(a[job] + 256 * block_in_segment + 16 * group);
-                        int dot = __dp4a(static_cast<int>(w[upper][0]), x.x, 0);
-                        dot = __dp4a(static_cast<int>(w[upper][1]), x.y, dot);
-                        dot = __dp4a(static_cast<int>(w[upper][2]), x.z, dot);
-                        dot = __dp4a(static_cast<int>(w[upper][3]), x.w, dot);
+                        const int4 x = *reinterpret_cast<const int4*>(x_at + job * a_stride + 16 * (2 * j + i));
+                        int dot = __dp4a(static_cast<int>(weights[upper][0]), x.x, 0);
+                        dot = __dp4a(static_cast<int>(weights[upper][1]), x.y, dot);
+                        dot = __dp4a(static_cast<int>(weights[upper][2]), x.z, dot);
+                        dot = __dp4a(static_cast<int>(weights[upper][3]), x.w, dot);
                         sums[j][job] = i ? sums[j][job] + dot * scale : dot * scale;
                     }
                 }
@@ -318,99 +366,93 @@ __device__ __forceinline__ void lane_block(const unsigned char* block, const uns
         }
 #pragma unroll
         for (int job = 0; job < kJobs; ++job) {
-            const float4 d = *reinterpret_cast<const float4*>(a[job] + 512 + 32 * block_in_segment + 16 * half);
+            const float4 d = *reinterpret_cast<const float4*>(a + job * a_stride + 512 + 32 * block_in_segment + 16 * half);
             t[job] = __fmaf_rn(static_cast<float>(sums[0][job]), d.x, t[job]);
             t[job] = __fmaf_rn(static_cast<float>(sums[1][job]), d.y, t[job]);
             t[job] = __fmaf_rn(static_cast<float>(sums[2][job]), d.z, t[job]);
             t[job] = __fmaf_rn(static_cast<float>(sums[3][job]), d.w, t[job]);
         }
     }
-    const float d = quarter_d(block);
-#pragma unroll
-    for (int job = 0; job < kJobs; ++job) p[job] = __fmaf_rn(t[job], d, p[job]);
 }
 
+// A warp takes the first or the second blocks of 32 consecutive segments: those lie in different banks.
 template <bool kOddRows, int kJobs>
-__device__ __forceinline__ void lane_products(const Problem& p, const int* list, int count, int row0) {
-    const int segments = p.segments(), all = p.tile_rows * segments;
-    for (int item = threadIdx.x; item < all; item += blockDim.x) {
+__device__ __forceinline__ void lane_products(const Problem& p) {
+    const int segments = p.segments(), all = p.tile_rows * segments, lane = threadIdx.x & 31;
+    for (int unit = threadIdx.x >> 5; unit < (all + 31) / 32 * 2; unit += blockDim.x >> 5) {
+        const int item = unit / 2 * 32 + lane, second = unit & 1;
         const int row = segments == 1 ? item : item / segments, segment = item - row * segments;
-        const unsigned char* at = p.tile() + row * p.blocks * kBlockBytes + segment * kSegmentBytes;
-        const unsigned char* a[kJobs];
-        float sum[kJobs];
+        const int block = 2 * segment + second;
+        if (item >= all || block >= p.blocks) continue;
+        const PlainActivations activations{p};
+        float t[kJobs];
+        lane_block<kOddRows, kJobs>(p.tile() + (row * p.blocks + block) * kBlockBytes, activations.at(0, segment),
+                                    segments * kActivationStride, second, t);
 #pragma unroll
-        for (int job = 0; job < kJobs; ++job) {
-            a[job] = PlainActivations{p}.at(job, segment);
-            sum[job] = 0.0f;
-        }
-        lane_block<kOddRows, false, kJobs>(at, a, 0, sum);
-        if (2 * segment + 1 < p.blocks) lane_block<kOddRows, true, kJobs>(at + kBlockBytes, a, 1, sum);
-#pragma unroll
-        for (int job = 0; job < kJobs; ++job) {
-            if (job >= count) break;
-            if (segments > 1) {
-                p.sum(segment, job, row) = sum[job];
-            } else if (row0 + row < p.rows) {
-                p.out[static_cast<size_t>(list[job]) * p.rows + row0 + row] = sum[job];
-            }
-        }
+        for (int job = 0; job < kJobs; ++job) p.sum(block, job, row) = t[job];
     }
 }
 
-// ---- Tensor cores: a warp takes 16 rows of one segment for up to 8 kEights jobs.
+// ---- Tensor cores: a warp takes one block of 16 rows for up to 8 kEights jobs.
 
 #if ROUTEBLOCK_TENSOR_CORES
 
-template <bool kOddRows, bool kShifted, int kEights>
+template <bool kOddRows, int kEights>
 __device__ __forceinline__ void warp_block(const unsigned char* const (&rows)[2], const unsigned char* a, int lane,
-                                           int block_in_segment, float (&p)[kEights][4]) {
+                                           int block_in_segment, float (&t)[kEights][4]) {
     const int place = lane & 3;
-    float t[kEights][4];
+    const Words scale_words[2] = {words_of(rows[0]), words_of(rows[1])};
+    Words w[2] = {scale_words[0], scale_words[1]};
+    if (!kOddRows) {
+        const int first = place == 3 ? 0 : place + 1;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) w[r] = {w[r].at + first, place == 3 ? w[r].selector : 0x3210u};
+    }
+    a += 1024 * 2 * block_in_segment + 16 * lane;
 #pragma unroll
     for (int eight = 0; eight < kEights; ++eight) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) t[eight][i] = 0.0f;
     }
-#pragma unroll
+    const float2* d_at = reinterpret_cast<const float2*>(a - 16 * lane - 1024 * 2 * block_in_segment + 8 * 512) +
+                         32 * block_in_segment + place;
+#pragma unroll 1
     for (int half = 0; half < 2; ++half) {
         unsigned low[2][4], high[2][2], scales[2][2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            load_places<kOddRows, kShifted, 4>(rows[r] + 64 * half, place, low[r]);
-            load_places<kOddRows, kShifted, 2>(rows[r] + 128 + 32 * half, place, high[r]);
-            scales[r][0] = load_word<kOddRows, kShifted>(rows[r] + 192 + 8 * half);
-            scales[r][1] = load_word<kOddRows, kShifted>(rows[r] + 196 + 8 * half);
+            load_places<kOddRows>(w[r], 16 * half, place, low[r]);
+            load_places<kOddRows>(w[r], 32 + 8 * half, place, high[r]);
+            scales[r][0] = word_at(scale_words[r], 48 + 2 * half);
+            scales[r][1] = word_at(scale_words[r], 49 + 2 * half);
         }
 #pragma unroll
         for (int upper = 0; upper < 2; ++upper) {
             int4 x[kEights];
 #pragma unroll
             for (int eight = 0; eight < kEights; ++eight) {
-                const int quad = 4 * block_in_segment + 2 * half + upper;
-                x[eight] = reinterpret_cast<const int4*>(a + eight * LaneActivations::kBytes)[32 * quad + lane];
+                x[eight] = *reinterpret_cast<const int4*>(a + eight * LaneActivations::kBytes + 512 * (2 * half + upper));
             }
 #pragma unroll
             for (int pair = 0; pair < 2; ++pair) {
-                unsigned w[2][2];
+                unsigned weights[2][2];
                 int scale[2][2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
                         const unsigned l = low[r][2 * pair + i], h = high[r][i];
-                        w[i][r] = upper ? (pair ? unpack<3>(l, h) : unpack<2>(l, h))
-                                        : (pair ? unpack<1>(l, h) : unpack<0>(l, h));
+                        weights[i][r] = upper ? (pair ? unpack<3>(l, h) : unpack<2>(l, h))
+                                              : (pair ? unpack<1>(l, h) : unpack<0>(l, h));
                         scale[i][r] = scale_of(scales[r][upper], 2 * pair + i);
                     }
                 }
 #pragma unroll
                 for (int eight = 0; eight < kEights; ++eight) {
                     int first[4], second[4];
-                    multiply(first, w[0][0], w[0][1], pair ? x[eight].z : x[eight].x);
-                    multiply(second, w[1][0], w[1][1], pair ? x[eight].w : x[eight].y);
-                    const float2 d = reinterpret_cast<const float2*>(
-                        a + eight * LaneActivations::kBytes + 8 * 512)[(8 * block_in_segment + 4 * half + 2 * upper + pair) * 4 +
-                                                                       place];
+                    multiply(first, weights[0][0], weights[0][1], pair ? x[eight].z : x[eight].x);
+                    multiply(second, weights[1][0], weights[1][1], pair ? x[eight].w : x[eight].y);
+                    const float2 d = d_at[eight * (LaneActivations::kBytes / 8) + 4 * (4 * half + 2 * upper + pair)];
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
                         const int sum = first[i] * scale[0][i >> 1] + second[i] * scale[1][i >> 1];
@@ -420,62 +462,48 @@ __device__ __forceinline__ void warp_block(const unsigned char* const (&rows)[2]
             }
         }
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const float d = quarter_d(rows[r]);
-#pragma unroll
-        for (int eight = 0; eight < kEights; ++eight) {
-            p[eight][2 * r] = __fmaf_rn(t[eight][2 * r], d, p[eight][2 * r]);
-            p[eight][2 * r + 1] = __fmaf_rn(t[eight][2 * r + 1], d, p[eight][2 * r + 1]);
-        }
-    }
 }
 
 template <bool kOddRows, int kEights>
 __device__ __forceinline__ void warp_products(const Problem& p, int first_eight) {
     const int lane = threadIdx.x & 31, g = lane >> 2, place = lane & 3, segments = p.segments();
-    const int units = p.tile_rows / 16 * segments;
+    const int units = p.tile_rows / 16 * p.blocks;
     // Rows that lanes g read together are so far apart that their words lie in different banks.
     const int apart = segments & 1 ? (p.tile_rows % 32 == 0 ? 4 : 2) : segments & 2 ? 2 : 1;
     for (int unit = threadIdx.x >> 5; unit < units; unit += blockDim.x >> 5) {
-        const int sixteen = segments == 1 ? unit : unit / segments, segment = unit - sixteen * segments;
+        const int sixteen = unit / p.blocks, block = unit - sixteen * p.blocks;
         const int base = apart == 4 ? 32 * (sixteen >> 1) + 2 * (sixteen & 1) : 16 * sixteen;
         const int row[2] = {base + apart * g, base + apart * g + (apart == 1 ? 8 : 1)};
         const unsigned char* at[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) at[r] = p.tile() + row[r] * p.blocks * kBlockBytes + segment * kSegmentBytes;
-        const unsigned char* a = LaneActivations{p}.at(first_eight, segment);
-        float sum[kEights][4];
+        for (int r = 0; r < 2; ++r) at[r] = p.tile() + (row[r] * p.blocks + block) * kBlockBytes;
+        float t[kEights][4];
+        warp_block<kOddRows, kEights>(at, LaneActivations{p}.at(first_eight, block >> 1), lane, block & 1, t);
 #pragma unroll
         for (int eight = 0; eight < kEights; ++eight) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sum[eight][i] = 0.0f;
-        }
-        warp_block<kOddRows, false, kEights>(at, a, lane, 0, sum);
-        if (2 * segment + 1 < p.blocks) {
-            at[0] += kBlockBytes;
-            at[1] += kBlockBytes;
-            warp_block<kOddRows, true, kEights>(at, a, lane, 1, sum);
-        }
-#pragma unroll
-        for (int eight = 0; eight < kEights; ++eight) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) p.sum(segment, 8 * (first_eight + eight) + 2 * place + (i & 1), row[i >> 1]) = sum[eight][i];
+            for (int i = 0; i < 4; ++i) p.sum(block, 8 * (first_eight + eight) + 2 * place + (i & 1), row[i >> 1]) = t[eight][i];
         }
     }
 }
 
 #endif  // ROUTEBLOCK_TENSOR_CORES
 
-// Adds the segments of each row from the first on and stores; lanes lie along rows.
-__device__ __forceinline__ void add_segments(const Problem& p, const int* list, int count, int row0) {
-    const int segments = p.segments(), rows = min(p.tile_rows, p.rows - row0);
-    for (int row = threadIdx.x; row < rows; row += blockDim.x) {
-        for (int job = 0; job < count; ++job) {
-            float sum = p.sum(0, job, row);
-            for (int segment = 1; segment < segments; ++segment) sum = __fadd_rn(sum, p.sum(segment, job, row));
-            p.out[static_cast<size_t>(list[job]) * p.rows + row0 + row] = sum;
+// Adds up the blocks and segments of each row and stores; lanes lie along rows.
+__device__ __forceinline__ void add_up(const Problem& p, const int* list, int count, int row0) {
+    const int rows = min(p.tile_rows, p.rows - row0), padded = (p.tile_rows + 31) & ~31;
+    for (int item = threadIdx.x; item < count * padded; item += blockDim.x) {
+        const int job = item / padded, row = item - job * padded;
+        if (row >= rows) continue;
+        const unsigned char* block = p.tile() + row * p.blocks * kBlockBytes;
+        float total = 0.0f;
+#pragma unroll 1
+        for (int at = 0; at < p.blocks; at += 2, block += kSegmentBytes) {
+            float sum = __fmaf_rn(p.sum(at, job, row), quarter_d(block), 0.0f);
+            if (at + 1 < p.blocks) sum = __fmaf_rn(p.sum(at + 1, job, row), quarter_d(block + kBlockBytes), sum);
+            total = at ? __fadd_rn(total, sum) : sum;
         }
+        p.out[static_cast<size_t>(list[job]) * p.rows + row0 + row] = total;
     }
 }
 
@@ -489,7 +517,10 @@ __device__ __forceinline__ void find_jobs(const Problem& p, int expert, int from
         const bool mine = base + lane < p.slots && p.ids[base + lane] == expert;
         const unsigned mask = __ballot_sync(kAllLanes, mine);
         const int rank = jobs + __popc(mask & ((1u << lane) - 1)) - from;
-        if (mine && rank >= 0 && rank < p.capacity) header().list[rank] = base + lane;
+        if (mine && rank >= 0 && rank < p.capacity) {
+            header().list[rank] = base + lane;
+            header().tokens[rank] = (base + lane) / p.top_k;
+        }
         if (first < 0 && mask) first = base + __ffs(mask) - 1;
         jobs += __popc(mask);
     }
@@ -519,23 +550,14 @@ __device__ __forceinline__ bool by_bulk(const Problem& p, int expert, int row0) 
 }
 
 template <bool kOddRows>
-__device__ __forceinline__ void stage_chunk(const Problem& p, bool lanes, const int* list, int count) {
-    if (lanes) {
-        stage<kOddRows>(p, PlainActivations{p}, list, count);
-    } else {
-        stage<kOddRows>(p, LaneActivations{p}, list, count);
-    }
-}
-
-template <bool kOddRows>
-__device__ __forceinline__ void multiply_chunk(const Problem& p, bool lanes, const int* list, int count, int row0) {
+__device__ __forceinline__ void multiply_chunk(const Problem& p, bool lanes, int count) {
     if (lanes) {
         // Rows of an odd number of blocks are rare: they get one form of each path.
         switch (kOddRows ? kFewJobs : count) {
-            case 1: lane_products<kOddRows, kOddRows ? 4 : 1>(p, list, count, row0); break;
-            case 2: lane_products<kOddRows, kOddRows ? 4 : 2>(p, list, count, row0); break;
-            case 3: lane_products<kOddRows, kOddRows ? 4 : 3>(p, list, count, row0); break;
-            default: lane_products<kOddRows, 4>(p, list, count, row0);
+            case 1: lane_products<kOddRows, kOddRows ? 4 : 1>(p); break;
+            case 2: lane_products<kOddRows, kOddRows ? 4 : 2>(p); break;
+            case 3: lane_products<kOddRows, kOddRows ? 4 : 3>(p); break;
+            default: lane_products<kOddRows, 4>(p);
         }
         return;
     }
@@ -564,21 +586,26 @@ __device__ __forceinline__ void dispatch(const Problem& p) {
     const bool by_expert = p.experts <= p.slots;
     const int expert = by_expert ? place : p.ids[place];
     if (static_cast<unsigned>(expert) >= static_cast<unsigned>(p.experts)) return;
-    if (threadIdx.x < 32) {
-        if (threadIdx.x == 0) prepare_copies(&header().barrier);
-        find_jobs(p, expert, 0);
-    }
-    __syncthreads();
-    const int jobs = header().jobs;
-    if (jobs == 0 || (!by_expert && header().first != place)) return;
     const int first_row = slab * p.tiles * p.tile_rows;
     const int last_row = min(p.rows, first_row + p.tiles * p.tile_rows);
     if (first_row >= last_row) return;
+    // Where most blocks of threads will find work, weights are on their way before it is known.
+    const bool early = !by_expert || p.slots >= 2 * p.experts;
+    if (threadIdx.x == 0) prepare_copies(&header().barrier);
+    if (early) load_tile(p, expert, first_row);
+    if (threadIdx.x < 32) find_jobs(p, expert, 0);
+    __syncthreads();
+    const int jobs = header().jobs;
+    int copies = 0;
+    if (jobs == 0 || (!by_expert && header().first != place)) {
+        if (early && by_bulk(p, expert, first_row)) wait_for_copy(&header().barrier, copies);
+        return;
+    }
+    if (!early) load_tile(p, expert, first_row);
 
     const bool lanes = !ROUTEBLOCK_TENSOR_CORES || jobs <= p.few;
     const int step = lanes ? kFewJobs : p.capacity;
-    int window = 0, staged = -1, copies = 0;
-    load_tile(p, expert, first_row);
+    int window = 0, staged = -1;
     if (!p.fused) wait_for_predecessor();
     for (int row0 = first_row; row0 < last_row; row0 += p.tile_rows) {
         for (int chunk = 0; chunk < jobs; chunk += step) {
@@ -590,7 +617,12 @@ __device__ __forceinline__ void dispatch(const Problem& p) {
                     if (threadIdx.x < 32) find_jobs(p, expert, window);
                     __syncthreads();
                 }
-                stage_chunk<kOddRows>(p, lanes, header().list + (chunk - window), count);
+                const int* tokens = header().tokens + (chunk - window);
+                if (lanes) {
+                    stage<kOddRows>(p, PlainActivations{p}, tokens, count);
+                } else {
+                    stage<kOddRows>(p, LaneActivations{p}, tokens, count);
+                }
                 staged = chunk;
                 __syncthreads();
             }
@@ -599,11 +631,9 @@ __device__ __forceinline__ void dispatch(const Problem& p) {
                 if (by_bulk(p, expert, row0)) wait_for_copy(&header().barrier, copies++);
                 else __syncthreads();
             }
-            multiply_chunk<kOddRows>(p, lanes, list, count, row0);
-            if (!lanes || p.segments() > 1) {
-                __syncthreads();
-                add_segments(p, list, count, row0);
-            }
+            multiply_chunk<kOddRows>(p, lanes, count);
+            __syncthreads();
+            add_up(p, list, count, row0);
             __syncthreads();
         }
         if (row0 + p.tile_rows < last_row) load_tile(p, expert, row0 + p.tile_rows);
@@ -626,4 +656,19 @@ extern "C" __global__ void quantize_even(const float* source, unsigned char* qua
 }
 extern "C" __global__ void quantize_odd(const float* source, unsigned char* quantized, int blocks) {
     quantize_token<true>(source, quantized, blocks);
+}
+
+// Q8_1 blocks as ggml has them, for kernels that read those: float16 d, float16 d * sum of q, 32 int8. A lane in eight
+// stores the block's head.
+extern "C" __global__ void quantize_q8_1(const float* source, unsigned char* quantized, int words) {
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    const float4 x = index < words ? reinterpret_cast<const float4*>(source)[index] : float4{0.0f, 0.0f, 0.0f, 0.0f};
+    const Quantized q = quantize_four(x);
+    int sum = __dp4a(static_cast<int>(q.word), 0x01010101, 0);
+#pragma unroll
+    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    if (index >= words) return;
+    unsigned* block = reinterpret_cast<unsigned*>(quantized + static_cast<size_t>(index / 8) * 36);
+    block[1 + index % 8] = q.word;
+    if (index % 8 == 0) block[0] = half_bits(q.d) | half_bits(__fmul_rn(q.step, static_cast<float>(sum))) << 16;
 }

@@ -10,7 +10,7 @@ from routeblock.errors import InputError
 
 WARP = 32
 BLOCK_BYTES, BLOCK_WEIGHTS = 210, 256
-ACTIVATION_BYTES, ACTIVATION_STRIDE, HEADER_BYTES = 576, 592, 256  # as in q6k_dispatch.cu
+ACTIVATION_BYTES, ACTIVATION_STRIDE, HEADER_BYTES = 576, 592, 512  # as in q6k_dispatch.cu
 CAPACITIES = (8, 16, 32)  # jobs whose activations a block of threads holds at a time
 MAX_SLOTS = 65_535
 NEVER, ALWAYS = 0, 2**31 - 1
@@ -138,9 +138,10 @@ def plan(sizes: Sizes, tuning: Tuning, path: Path = Path.AUTO, *, shared_limit: 
 
 
 def shared_bytes(sizes: Sizes, tile_rows: int, capacity: int) -> int:
-    """Shared memory of a block of threads: header, weights, activations, sums of segments."""
+    """Shared memory of a block of threads: header, weights, activations, sums of blocks."""
     tile = -(-tile_rows * sizes.blocks * BLOCK_BYTES // 16) * 16
-    return HEADER_BYTES + tile + sizes.segments * capacity * (ACTIVATION_STRIDE + 4 * (tile_rows + 1))
+    sums = 4 * sizes.blocks * capacity * (tile_rows + 1)
+    return HEADER_BYTES + tile + sizes.segments * capacity * ACTIVATION_STRIDE + sums
 
 
 def quantized_bytes(sizes: Sizes) -> int:
