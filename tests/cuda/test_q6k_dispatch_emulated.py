@@ -87,7 +87,7 @@ def test_one_expert_for_more_jobs_than_a_block_holds(library: ctypes.CDLL) -> No
         assert same(got, wanted(sizes, ids, x, weights))
 
 
-@pytest.mark.parametrize("tuning", [Tuning(1, 16, 1), Tuning(2, 32, 3), Tuning(4, 128, 1), Tuning(3, 64, 2)], ids=str)
+@pytest.mark.parametrize("tuning", [Tuning(1, 16, 1), Tuning(2, 32, 3, 2), Tuning(4, 128, 1), Tuning(3, 32, 4, 3)], ids=str)
 def test_tuning_moves_no_bit(library: ctypes.CDLL, tuning: Tuning) -> None:
     sizes = Sizes(24, 4, 8, 96, 1024)
     ids, x, weights = jobs(sizes, 6)

@@ -21,9 +21,10 @@ constexpr int kActivationStride = 592;       // in shared memory: different segm
 constexpr int kFewJobs = 4;                  // that the dp4a path takes at a time
 constexpr int kHeaderBytes = 512;
 constexpr int kMostCapacity = 48;
+constexpr int kMostStages = 4;
 
 struct Header {
-    unsigned long long barrier;
+    unsigned long long barriers[kMostStages];
     int jobs, first;
     int list[kMostCapacity], tokens[kMostCapacity];
 };
@@ -38,14 +39,17 @@ struct Problem {
     int tile_rows;  // rows in shared memory at a time, a multiple of 16
     int tiles;      // that a block of threads takes one after another
     int slabs;      // blocks of threads that share an expert
+    int stages;     // tiles in shared memory at once: the next ones are on their way while one is used
     int capacity;   // jobs whose activations fit, a multiple of 8
     int few;        // up to so many jobs of an expert take the dp4a path
     int fused;      // `source` is float and quantised here; else it is what `quantize` made of it
 
     __device__ __forceinline__ int segments() const { return (blocks + 1) / 2; }
     __device__ __forceinline__ int tile_bytes() const { return (tile_rows * blocks * kBlockBytes + 15) / 16 * 16; }
-    __device__ __forceinline__ unsigned char* tile() const { return shared_memory + kHeaderBytes; }
-    __device__ __forceinline__ unsigned char* activations() const { return tile() + tile_bytes(); }
+    __device__ __forceinline__ unsigned char* tile(int stage) const {
+        return shared_memory + kHeaderBytes + stage * tile_bytes();
+    }
+    __device__ __forceinline__ unsigned char* activations() const { return tile(stages); }
     __device__ __forceinline__ float* sums() const {
         return reinterpret_cast<float*>(activations() + segments() * capacity * kActivationStride);
     }
@@ -82,6 +86,26 @@ __device__ __forceinline__ float through_half(float value) {
     return half_to_float(static_cast<unsigned short>(half_bits(value)));
 }
 
+// What of a list of lists a warp takes: one in `warps`, without a division for each.
+struct Turn {
+    int list, at, length, warps;
+
+    __device__ __forceinline__ explicit Turn(int length)
+        : list(0), at(threadIdx.x >> 5), length(length), warps(blockDim.x >> 5) {
+        settle();
+    }
+    __device__ __forceinline__ void settle() {
+        while (at >= length) {
+            at -= length;
+            ++list;
+        }
+    }
+    __device__ __forceinline__ void next() {
+        at += warps;
+        settle();
+    }
+};
+
 // ---- Quantisation: eight lanes a block of 32 values, four values each.
 
 struct Quantized {
@@ -114,8 +138,12 @@ __device__ __forceinline__ unsigned in_reading_order(unsigned word, bool shifted
     return shifted ? pick_bytes(word, next, (lane & 3) == 3 ? 0x3254u : 0x5432u) : next;
 }
 
-// Where word `index` of a token's row and its block's d lie in what `quantize` writes.
-__device__ __forceinline__ int word_offset(int index) { return (index >> 7) * kActivationBytes + 4 * (index & 127); }
+// Where word `index` of a token's row and its block's d lie in what `quantize` writes: of four groups of 16 bytes first
+// the four words at place 0, then those at place 1, 2, 3.
+__device__ __forceinline__ int word_offset(int index) {
+    const int within = index & 127, place = within & 3, group = within >> 2;
+    return (index >> 7) * kActivationBytes + 64 * (group >> 2) + 16 * place + 4 * (group & 3);
+}
 __device__ __forceinline__ int d_offset(int index) {
     return (index >> 7) * kActivationBytes + 512 + 4 * ((index & 127) >> 3);
 }
@@ -145,8 +173,13 @@ struct PlainActivations {
     __device__ __forceinline__ void word(int job, int index, unsigned value) const {
         *reinterpret_cast<unsigned*>(at(job, index >> 7) + 4 * (index & 127)) = value;
     }
-    __device__ __forceinline__ void words(int job, int index, int4 four) const {
-        *reinterpret_cast<int4*>(at(job, index >> 7) + 4 * (index & 127)) = four;
+    // Four words at one place of groups 4 quad, 4 quad + 1, ...
+    __device__ __forceinline__ void words(int job, int segment, int quad, int place, int4 four) const {
+        int* to = reinterpret_cast<int*>(at(job, segment)) + 16 * quad + place;
+        to[0] = four.x;
+        to[4] = four.y;
+        to[8] = four.z;
+        to[12] = four.w;
     }
     __device__ __forceinline__ void d(int job, int index, float value) const {
         reinterpret_cast<float*>(at(job, index >> 7) + 512)[(index & 127) >> 3] = value;
@@ -166,11 +199,8 @@ struct LaneActivations {
         const int lane = 4 * (job & 7) + place;
         reinterpret_cast<unsigned*>(at(job >> 3, index >> 7))[((group >> 2) * 32 + lane) * 4 + (group & 3)] = value;
     }
-    __device__ __forceinline__ void words(int job, int index, int4 four) const {
-        word(job, index, four.x);
-        word(job, index + 1, four.y);
-        word(job, index + 2, four.z);
-        word(job, index + 3, four.w);
+    __device__ __forceinline__ void words(int job, int segment, int quad, int place, int4 four) const {
+        reinterpret_cast<int4*>(at(job >> 3, segment))[32 * quad + 4 * (job & 7) + place] = four;
     }
     __device__ __forceinline__ void d(int job, int index, float value) const {
         reinterpret_cast<float*>(at(job >> 3, index >> 7) + 8 * 512)[((index & 127) >> 3) * 8 + (job & 7)] = value;
@@ -179,45 +209,26 @@ struct LaneActivations {
 
 constexpr int kAhead = 4;  // loads that a thread has under way
 
-// The pieces of a chunk of jobs that a warp takes: one in `warps`, without a division for each.
-struct Piece {
-    int job, at, pieces, warps;
-
-    __device__ __forceinline__ Piece(int pieces) : job(0), at(threadIdx.x >> 5), pieces(pieces), warps(blockDim.x >> 5) {
-        settle();
-    }
-    __device__ __forceinline__ void settle() {
-        while (at >= pieces) {
-            at -= pieces;
-            ++job;
-        }
-    }
-    __device__ __forceinline__ void next() {
-        at += warps;
-        settle();
-    }
-};
-
 // A piece is 32 words of a job.
 template <bool kOddRows, class Layout>
 __device__ __forceinline__ void stage_floats(const Problem& p, const Layout& layout, const int* tokens, int count) {
     const int lane = threadIdx.x & 31;
-    Piece load(2 * p.blocks), store(2 * p.blocks);
-    while (store.job < count) {
+    Turn load(2 * p.blocks), store(2 * p.blocks);
+    while (store.list < count) {
         float4 x[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i, load.next()) {
-            const int token = tokens[min(load.job, count - 1)];
+            const int token = tokens[min(load.list, count - 1)];
             const float* row = static_cast<const float*>(p.source) + static_cast<size_t>(token) * 256 * p.blocks;
             x[i] = reinterpret_cast<const float4*>(row)[32 * load.at + lane];
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i, store.next()) {
-            if (store.job >= count) break;
+            if (store.list >= count) break;
             const int index = 32 * store.at + lane;
             const Quantized q = quantize_four(x[i]);
-            layout.word(store.job, index, in_reading_order<kOddRows>(q.word, index >> 6 & 1, lane));
-            if ((lane & 7) == 0) layout.d(store.job, index, q.d);
+            layout.word(store.list, index, in_reading_order<kOddRows>(q.word, index >> 6 & 1, lane));
+            if ((lane & 7) == 0) layout.d(store.list, index, q.d);
         }
     }
 }
@@ -226,13 +237,13 @@ __device__ __forceinline__ void stage_floats(const Problem& p, const Layout& lay
 template <class Layout>
 __device__ __forceinline__ void stage_quantized(const Problem& p, const Layout& layout, const int* tokens, int count) {
     const int lane = threadIdx.x & 31, segments = p.segments();
-    Piece load(segments), store(segments);
-    while (store.job < count) {
+    Turn load(segments), store(segments);
+    while (store.list < count) {
         int4 four[kAhead];
         float d[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i, load.next()) {
-            const int token = tokens[min(load.job, count - 1)];
+            const int token = tokens[min(load.list, count - 1)];
             const unsigned char* at = static_cast<const unsigned char*>(p.source) +
                                       (static_cast<size_t>(token) * segments + load.at) * kActivationBytes;
             four[i] = reinterpret_cast<const int4*>(at)[lane];
@@ -240,10 +251,9 @@ __device__ __forceinline__ void stage_quantized(const Problem& p, const Layout& 
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i, store.next()) {
-            const int index = 128 * store.at + 4 * lane;
-            if (store.job >= count) break;
-            layout.words(store.job, index, four[i]);
-            if ((lane & 1) == 0) layout.d(store.job, index, d[i]);
+            if (store.list >= count) break;
+            layout.words(store.list, store.at, lane >> 2, lane & 3, four[i]);
+            if ((lane & 1) == 0) layout.d(store.list, 128 * store.at + 4 * lane, d[i]);
         }
     }
 }
@@ -377,7 +387,7 @@ __device__ __forceinline__ void lane_block(const unsigned char* block, const uns
 
 // A warp takes the first or the second blocks of 32 consecutive segments: those lie in different banks.
 template <bool kOddRows, int kJobs>
-__device__ __forceinline__ void lane_products(const Problem& p) {
+__device__ __forceinline__ void lane_products(const Problem& p, const unsigned char* tile) {
     const int segments = p.segments(), all = p.tile_rows * segments, lane = threadIdx.x & 31;
     for (int unit = threadIdx.x >> 5; unit < (all + 31) / 32 * 2; unit += blockDim.x >> 5) {
         const int item = unit / 2 * 32 + lane, second = unit & 1;
@@ -386,7 +396,7 @@ __device__ __forceinline__ void lane_products(const Problem& p) {
         if (item >= all || block >= p.blocks) continue;
         const PlainActivations activations{p};
         float t[kJobs];
-        lane_block<kOddRows, kJobs>(p.tile() + (row * p.blocks + block) * kBlockBytes, activations.at(0, segment),
+        lane_block<kOddRows, kJobs>(tile + (row * p.blocks + block) * kBlockBytes, activations.at(0, segment),
                                     segments * kActivationStride, second, t);
 #pragma unroll
         for (int job = 0; job < kJobs; ++job) p.sum(block, job, row) = t[job];
@@ -465,18 +475,18 @@ __device__ __forceinline__ void warp_block(const unsigned char* const (&rows)[2]
 }
 
 template <bool kOddRows, int kEights>
-__device__ __forceinline__ void warp_products(const Problem& p, int first_eight) {
+__device__ __forceinline__ void warp_products(const Problem& p, const unsigned char* tile, int first_eight) {
     const int lane = threadIdx.x & 31, g = lane >> 2, place = lane & 3, segments = p.segments();
-    const int units = p.tile_rows / 16 * p.blocks;
+    const int sixteens = p.tile_rows / 16;
     // Rows that lanes g read together are so far apart that their words lie in different banks.
     const int apart = segments & 1 ? (p.tile_rows % 32 == 0 ? 4 : 2) : segments & 2 ? 2 : 1;
-    for (int unit = threadIdx.x >> 5; unit < units; unit += blockDim.x >> 5) {
-        const int sixteen = unit / p.blocks, block = unit - sixteen * p.blocks;
+    for (Turn turn(p.blocks); turn.list < sixteens; turn.next()) {
+        const int sixteen = turn.list, block = turn.at;
         const int base = apart == 4 ? 32 * (sixteen >> 1) + 2 * (sixteen & 1) : 16 * sixteen;
         const int row[2] = {base + apart * g, base + apart * g + (apart == 1 ? 8 : 1)};
         const unsigned char* at[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) at[r] = p.tile() + (row[r] * p.blocks + block) * kBlockBytes;
+        for (int r = 0; r < 2; ++r) at[r] = tile + (row[r] * p.blocks + block) * kBlockBytes;
         float t[kEights][4];
         warp_block<kOddRows, kEights>(at, LaneActivations{p}.at(first_eight, block >> 1), lane, block & 1, t);
 #pragma unroll
@@ -489,21 +499,23 @@ __device__ __forceinline__ void warp_products(const Problem& p, int first_eight)
 
 #endif  // ROUTEBLOCK_TENSOR_CORES
 
-// Adds up the blocks and segments of each row and stores; lanes lie along rows.
-__device__ __forceinline__ void add_up(const Problem& p, const int* list, int count, int row0) {
-    const int rows = min(p.tile_rows, p.rows - row0), padded = (p.tile_rows + 31) & ~31;
-    for (int item = threadIdx.x; item < count * padded; item += blockDim.x) {
-        const int job = item / padded, row = item - job * padded;
+// Adds up the blocks and segments of each row and stores. A warp takes 32 rows of a job, a lane a row.
+__device__ __forceinline__ void add_up(const Problem& p, const unsigned char* tile, const int* list, int count, int row0) {
+    const int rows = min(p.tile_rows, p.rows - row0), lane = threadIdx.x & 31;
+    for (Turn turn((rows + 31) / 32); turn.list < count; turn.next()) {
+        const int row = 32 * turn.at + lane;
         if (row >= rows) continue;
-        const unsigned char* block = p.tile() + row * p.blocks * kBlockBytes;
+        const unsigned char* block = tile + row * p.blocks * kBlockBytes;
+        const float* t = &p.sum(0, turn.list, row);
+        const int stride = p.capacity * (p.tile_rows + 1);
         float total = 0.0f;
 #pragma unroll 1
-        for (int at = 0; at < p.blocks; at += 2, block += kSegmentBytes) {
-            float sum = __fmaf_rn(p.sum(at, job, row), quarter_d(block), 0.0f);
-            if (at + 1 < p.blocks) sum = __fmaf_rn(p.sum(at + 1, job, row), quarter_d(block + kBlockBytes), sum);
+        for (int at = 0; at < p.blocks; at += 2, block += kSegmentBytes, t += 2 * stride) {
+            float sum = __fmaf_rn(t[0], quarter_d(block), 0.0f);
+            if (at + 1 < p.blocks) sum = __fmaf_rn(t[stride], quarter_d(block + kBlockBytes), sum);
             total = at ? __fadd_rn(total, sum) : sum;
         }
-        p.out[static_cast<size_t>(list[job]) * p.rows + row0 + row] = total;
+        p.out[static_cast<size_t>(list[turn.list]) * p.rows + row0 + row] = total;
     }
 }
 
@@ -511,18 +523,30 @@ __device__ __forceinline__ void add_up(const Problem& p, const int* list, int co
 
 // Warp 0 finds the expert's jobs: how many, the first, and those of rank [from, from + capacity) as a list.
 __device__ __forceinline__ void find_jobs(const Problem& p, int expert, int from) {
+    constexpr int kLoads = 8;
     const int lane = threadIdx.x & 31;
     int jobs = 0, first = -1;
-    for (int base = 0; base < p.slots; base += 32) {
-        const bool mine = base + lane < p.slots && p.ids[base + lane] == expert;
-        const unsigned mask = __ballot_sync(kAllLanes, mine);
-        const int rank = jobs + __popc(mask & ((1u << lane) - 1)) - from;
-        if (mine && rank >= 0 && rank < p.capacity) {
-            header().list[rank] = base + lane;
-            header().tokens[rank] = (base + lane) / p.top_k;
+    for (int base = 0; base < p.slots; base += 32 * kLoads) {
+        int ids[kLoads];
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+            const int slot = base + 32 * i + lane;
+            ids[i] = slot < p.slots ? p.ids[slot] : -1;
         }
-        if (first < 0 && mask) first = base + __ffs(mask) - 1;
-        jobs += __popc(mask);
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+            if (base + 32 * i >= p.slots) break;
+            const int slot = base + 32 * i + lane;
+            const bool mine = ids[i] == expert;
+            const unsigned mask = __ballot_sync(kAllLanes, mine);
+            const int rank = jobs + __popc(mask & ((1u << lane) - 1)) - from;
+            if (mine && rank >= 0 && rank < p.capacity) {
+                header().list[rank] = slot;
+                header().tokens[rank] = slot / p.top_k;
+            }
+            if (first < 0 && mask) first = base + 32 * i + __ffs(mask) - 1;
+            jobs += __popc(mask);
+        }
     }
     if (lane == 0) {
         header().jobs = jobs;
@@ -530,34 +554,46 @@ __device__ __forceinline__ void find_jobs(const Problem& p, int expert, int from
     }
 }
 
-__device__ __forceinline__ void load_tile(const Problem& p, int expert, int row0) {
-    const size_t row_bytes = static_cast<size_t>(p.blocks) * kBlockBytes;
-    const unsigned char* from = p.weights + (static_cast<size_t>(expert) * p.rows + row0) * row_bytes;
-    const int bytes = min(p.tile_rows, p.rows - row0) * static_cast<int>(row_bytes);
-    if (((reinterpret_cast<size_t>(from) | bytes) & 15) == 0) {
-        start_copy(p.tile(), from, bytes, &header().barrier);
-    } else {  // rows that no 16 bytes divide
-        for (int at = 2 * threadIdx.x; at < bytes; at += 2 * blockDim.x) {
-            *reinterpret_cast<unsigned short*>(p.tile() + at) = *reinterpret_cast<const unsigned short*>(from + at);
+// The tile of an expert that begins at row `row0`.
+struct Tile {
+    const unsigned char* from;
+    int bytes;
+
+    __device__ __forceinline__ Tile(const Problem& p, int expert, int row0) {
+        const size_t row_bytes = static_cast<size_t>(p.blocks) * kBlockBytes;
+        from = p.weights + (static_cast<size_t>(expert) * p.rows + row0) * row_bytes;
+        bytes = min(p.tile_rows, p.rows - row0) * static_cast<int>(row_bytes);
+    }
+    // Else there are rows that no 16 bytes divide.
+    __device__ __forceinline__ bool by_bulk() const { return ((reinterpret_cast<size_t>(from) | bytes) & 15) == 0; }
+
+    __device__ __forceinline__ void start(unsigned char* to, void* barrier) const {
+        if (by_bulk()) {
+            start_copy(to, from, bytes, barrier);
+        } else {
+            for (int at = 2 * threadIdx.x; at < bytes; at += 2 * blockDim.x) {
+                *reinterpret_cast<unsigned short*>(to + at) = *reinterpret_cast<const unsigned short*>(from + at);
+            }
         }
     }
-}
-
-__device__ __forceinline__ bool by_bulk(const Problem& p, int expert, int row0) {
-    const size_t row_bytes = static_cast<size_t>(p.blocks) * kBlockBytes;
-    const size_t from = reinterpret_cast<size_t>(p.weights) + (static_cast<size_t>(expert) * p.rows + row0) * row_bytes;
-    return ((from | min(p.tile_rows, p.rows - row0) * row_bytes) & 15) == 0;
-}
+    __device__ __forceinline__ void wait(void* barrier, int turn) const {
+        if (by_bulk()) {
+            wait_for_copy(barrier, turn);
+        } else {
+            __syncthreads();
+        }
+    }
+};
 
 template <bool kOddRows>
-__device__ __forceinline__ void multiply_chunk(const Problem& p, bool lanes, int count) {
+__device__ __forceinline__ void multiply_chunk(const Problem& p, const unsigned char* tile, bool lanes, int count) {
     if (lanes) {
         // Rows of an odd number of blocks are rare: they get one form of each path.
         switch (kOddRows ? kFewJobs : count) {
-            case 1: lane_products<kOddRows, kOddRows ? 4 : 1>(p); break;
-            case 2: lane_products<kOddRows, kOddRows ? 4 : 2>(p); break;
-            case 3: lane_products<kOddRows, kOddRows ? 4 : 3>(p); break;
-            default: lane_products<kOddRows, 4>(p);
+            case 1: lane_products<kOddRows, kOddRows ? 4 : 1>(p, tile); break;
+            case 2: lane_products<kOddRows, kOddRows ? 4 : 2>(p, tile); break;
+            case 3: lane_products<kOddRows, kOddRows ? 4 : 3>(p, tile); break;
+            default: lane_products<kOddRows, 4>(p, tile);
         }
         return;
     }
@@ -565,13 +601,13 @@ __device__ __forceinline__ void multiply_chunk(const Problem& p, bool lanes, int
     for (int eight = 0; eight < (count + 7) / 8;) {
         const int left = (count + 7) / 8 - eight;
         if (kOddRows || left == 1) {
-            warp_products<kOddRows, 1>(p, eight);
+            warp_products<kOddRows, 1>(p, tile, eight);
             eight += 1;
         } else if (left == 2) {
-            warp_products<kOddRows, kOddRows ? 1 : 2>(p, eight);
+            warp_products<kOddRows, kOddRows ? 1 : 2>(p, tile, eight);
             eight += 2;
         } else {
-            warp_products<kOddRows, kOddRows ? 1 : 4>(p, eight);
+            warp_products<kOddRows, kOddRows ? 1 : 4>(p, tile, eight);
             eight += 4;
         }
     }
@@ -587,27 +623,41 @@ __device__ __forceinline__ void dispatch(const Problem& p) {
     const int expert = by_expert ? place : p.ids[place];
     if (static_cast<unsigned>(expert) >= static_cast<unsigned>(p.experts)) return;
     const int first_row = slab * p.tiles * p.tile_rows;
-    const int last_row = min(p.rows, first_row + p.tiles * p.tile_rows);
-    if (first_row >= last_row) return;
+    const int tiles = min(p.tiles, (p.rows - first_row + p.tile_rows - 1) / p.tile_rows);
+    if (tiles <= 0) return;
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < p.stages; ++stage) prepare_copies(&header().barriers[stage]);
+    }
     // Where most blocks of threads will find work, weights are on their way before it is known.
     const bool early = !by_expert || p.slots >= 2 * p.experts;
-    if (threadIdx.x == 0) prepare_copies(&header().barrier);
-    if (early) load_tile(p, expert, first_row);
+    const int ahead = min(tiles, p.stages);
+    const auto start = [&](int tile, int stage) {
+        Tile(p, expert, first_row + tile * p.tile_rows).start(p.tile(stage), &header().barriers[stage]);
+    };
+    if (early) {
+        for (int tile = 0; tile < ahead; ++tile) start(tile, tile);
+    }
     if (threadIdx.x < 32) find_jobs(p, expert, 0);
     __syncthreads();
     const int jobs = header().jobs;
-    int copies = 0;
     if (jobs == 0 || (!by_expert && header().first != place)) {
-        if (early && by_bulk(p, expert, first_row)) wait_for_copy(&header().barrier, copies);
+        if (early) {  // a copy must not outlive its target
+            for (int tile = 0; tile < ahead; ++tile) {
+                Tile(p, expert, first_row + tile * p.tile_rows).wait(&header().barriers[tile], 0);
+            }
+        }
         return;
     }
-    if (!early) load_tile(p, expert, first_row);
+    if (!early) {
+        for (int tile = 0; tile < ahead; ++tile) start(tile, tile);
+    }
 
     const bool lanes = !ROUTEBLOCK_TENSOR_CORES || jobs <= p.few;
     const int step = lanes ? kFewJobs : p.capacity;
-    int window = 0, staged = -1;
+    int window = 0, staged = -1, stage = 0, turn = 0;
     if (!p.fused) wait_for_predecessor();
-    for (int row0 = first_row; row0 < last_row; row0 += p.tile_rows) {
+    for (int tile = 0; tile < tiles; ++tile) {
+        const int row0 = first_row + tile * p.tile_rows;
         for (int chunk = 0; chunk < jobs; chunk += step) {
             const int count = min(step, jobs - chunk);
             if (staged != chunk) {
@@ -619,33 +669,33 @@ __device__ __forceinline__ void dispatch(const Problem& p) {
                 }
                 const int* tokens = header().tokens + (chunk - window);
                 if (lanes) {
-                    stage<kOddRows>(p, PlainActivations{p}, tokens, count);
+                    ::stage<kOddRows>(p, PlainActivations{p}, tokens, count);
                 } else {
-                    stage<kOddRows>(p, LaneActivations{p}, tokens, count);
+                    ::stage<kOddRows>(p, LaneActivations{p}, tokens, count);
                 }
                 staged = chunk;
                 __syncthreads();
             }
-            const int* list = header().list + (chunk - window);
-            if (chunk == 0) {
-                if (by_bulk(p, expert, row0)) wait_for_copy(&header().barrier, copies++);
-                else __syncthreads();
-            }
-            multiply_chunk<kOddRows>(p, lanes, count);
+            if (chunk == 0) Tile(p, expert, row0).wait(&header().barriers[stage], turn);
+            multiply_chunk<kOddRows>(p, p.tile(stage), lanes, count);
             __syncthreads();
-            add_up(p, list, count, row0);
+            add_up(p, p.tile(stage), header().list + (chunk - window), count, row0);
             __syncthreads();
         }
-        if (row0 + p.tile_rows < last_row) load_tile(p, expert, row0 + p.tile_rows);
+        if (tile + p.stages < tiles) start(tile + p.stages, stage);
+        if (++stage == p.stages) {
+            stage = 0;
+            ++turn;
+        }
     }
 }
 
 #define DISPATCH(NAME, ODD)                                                                                          \
     extern "C" __global__ void __launch_bounds__(256)                                                                \
     NAME(const int* ids, const unsigned char* weights, const void* source, float* out, int slots, int experts,       \
-         int top_k, int rows, int blocks, int tile_rows, int tiles, int slabs, int capacity, int few, int fused) {   \
+         int top_k, int rows, int blocks, int tile_rows, int tiles, int slabs, int stages, int capacity, int few, int fused) {   \
         dispatch<ODD>(Problem{ids, weights, source, out, slots, experts, top_k, rows, blocks, tile_rows, tiles,      \
-                              slabs, capacity, few, fused});                                                         \
+                              slabs, stages, capacity, few, fused});                                                         \
     }
 
 DISPATCH(dispatch_even, false)

@@ -80,7 +80,7 @@ class Kernels:
             self.launch(name, stream, (sizes.tokens, 1, 1), (QUANTIZE_THREADS, 1, 1), pointers)
         numbers = (
             *(sizes.slots, sizes.experts, sizes.top_k, sizes.rows, sizes.blocks),
-            *(plan.tile_rows, plan.tiles, plan.slabs, plan.capacity, plan.few, int(plan.fused)),
+            *(plan.tile_rows, plan.tiles, plan.slabs, plan.stages, plan.capacity, plan.few, int(plan.fused)),
         )
         arguments = (
             *((p, _POINTER) for p in (ids, weights, x if plan.fused else quantized, out)),

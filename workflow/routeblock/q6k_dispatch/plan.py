@@ -73,14 +73,15 @@ class Tuning:
     """What may be chosen freely: it moves time, never bits.
 
     warps: of a block of threads. tile_segments: segments of weights it holds at a time, about. tiles: that it takes one
-    after another. few: up to so many jobs of an expert go through dp4a. fused_tokens: up to so many tokens every block
+    after another, `stages` of them in shared memory at once. few: up to so many jobs of an expert go through dp4a. fused_tokens: up to so many tokens every block
     of threads quantises for itself; above, a kernel before does it once.
     """
 
     warps: int = 4
-    tile_segments: int = 128
+    tile_segments: int = 64
     tiles: int = 1
-    few: int = 3
+    stages: int = 1
+    few: int = 4
     fused_tokens: int = 8
 
 
@@ -91,6 +92,7 @@ class Plan:
     tile_rows: int
     tiles: int
     slabs: int
+    stages: int
     capacity: int
     few: int
     fused: bool
@@ -107,41 +109,43 @@ def plan(sizes: Sizes, tuning: Tuning, path: Path = Path.AUTO, *, shared_limit: 
     rows = max(16, tuning.tile_segments // sizes.segments // 16 * 16)
     rows = min(rows, -(-sizes.rows // 16) * 16)
     expected = -(-sizes.slots // min(sizes.experts, sizes.slots))  # jobs of an expert, were all used alike
-    wanted = next((c for c in CAPACITIES if c >= expected), CAPACITIES[-1])
+    wanted = next((c for c in CAPACITIES if c >= 2 * expected - 2), CAPACITIES[-1])
     fitting = [
-        (r, c)
+        (stages, r, c)
+        for stages in range(min(tuning.stages, tuning.tiles), 0, -1)
         for r in range(rows, 0, -16)
         for c in reversed(CAPACITIES)
-        if c <= wanted and shared_bytes(sizes, r, c) <= shared_limit
+        if c <= wanted and shared_bytes(sizes, r, c, stages) <= shared_limit
     ]
     if not fitting:
         raise InputError(
             f"{sizes.cols:,} columns",
             where="q6k_dispatch",
-            limit=f"{shared_bytes(sizes, 16, 8):,} bytes of shared memory are needed, {shared_limit:,} are there",
+            limit=f"{shared_bytes(sizes, 16, 8, 1):,} bytes of shared memory are needed, {shared_limit:,} are there",
             way_out="split the columns",
         )
-    tile_rows, capacity = fitting[0]
+    stages, tile_rows, capacity = fitting[0]
     tiles = min(tuning.tiles, -(-sizes.rows // tile_rows))
     slabs = -(-sizes.rows // (tile_rows * tiles))
     return Plan(
         tile_rows,
         tiles,
         slabs,
+        stages,
         capacity,
         {Path.AUTO: tuning.few, Path.DP4A: ALWAYS, Path.TENSOR: NEVER}[path],
         sizes.tokens <= tuning.fused_tokens,
         WARP * tuning.warps,
         slabs * min(sizes.slots, sizes.experts),
-        shared_bytes(sizes, tile_rows, capacity),
+        shared_bytes(sizes, tile_rows, capacity, stages),
     )
 
 
-def shared_bytes(sizes: Sizes, tile_rows: int, capacity: int) -> int:
+def shared_bytes(sizes: Sizes, tile_rows: int, capacity: int, stages: int) -> int:
     """Shared memory of a block of threads: header, weights, activations, sums of blocks."""
     tile = -(-tile_rows * sizes.blocks * BLOCK_BYTES // 16) * 16
     sums = 4 * sizes.blocks * capacity * (tile_rows + 1)
-    return HEADER_BYTES + tile + sizes.segments * capacity * ACTIVATION_STRIDE + sums
+    return HEADER_BYTES + stages * tile + sizes.segments * capacity * ACTIVATION_STRIDE + sums
 
 
 def quantized_bytes(sizes: Sizes) -> int:
