@@ -29,7 +29,7 @@ class _Arguments(ctypes.Structure):
             (name, ctypes.c_int)
             for name in (
                 *("slots", "experts", "top_k", "rows", "blocks"),
-                *("tile_rows", "tiles", "slabs", "stages", "capacity", "few", "fused"),
+                *("tile_rows", "tiles", "slabs", "capacity", "few", "fused"),
             )
         ),
     ]
@@ -79,7 +79,7 @@ def products(
     inputs[:] = x.reshape(-1).view(np.uint8)
     source = inputs
     numbers = (sizes.slots, sizes.experts, sizes.top_k, sizes.rows, sizes.blocks)
-    chosen = (launch.tile_rows, launch.tiles, launch.slabs, launch.stages, launch.capacity, launch.few, int(launch.fused))
+    chosen = (launch.tile_rows, launch.tiles, launch.slabs, launch.capacity, launch.few, int(launch.fused))
 
     def run(name: str, grid: int, threads: int, shared: int, to: NDArray[Any]) -> None:
         pointers = (ids.ctypes.data, copy.ctypes.data, source.ctypes.data, to.ctypes.data)

@@ -16,7 +16,7 @@ from routeblock.q6k_dispatch.model import dot
 from routeblock.q6k_dispatch.plan import Path, Sizes, Tuning, plan
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="no C++ compiler")
-SMALL = Tuning(warps=2, tile_segments=32, fused_tokens=0)
+SMALL = Tuning(warps=2, tile_segments=32, tiles=1, capacity=8, few=3, fused=False)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 )
 def test_every_path_gives_the_models_bits(library: ctypes.CDLL, sizes: Sizes, fused: bool, path: Path) -> None:
     ids, x, weights = jobs(sizes, 3)
-    launch = plan(sizes, replace(SMALL, fused_tokens=sizes.tokens if fused else 0), path)
+    launch = plan(sizes, replace(SMALL, fused=fused), path)
     got = emulator.products(library, sizes, launch, ids, x, weights)
     assert same(got, wanted(sizes, ids, x, weights))
 
@@ -87,7 +87,16 @@ def test_one_expert_for_more_jobs_than_a_block_holds(library: ctypes.CDLL) -> No
         assert same(got, wanted(sizes, ids, x, weights))
 
 
-@pytest.mark.parametrize("tuning", [Tuning(1, 16, 1), Tuning(2, 32, 3, 2), Tuning(4, 128, 1), Tuning(3, 32, 4, 3)], ids=str)
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        Tuning(1, 16, 1, 8, 4, True),
+        Tuning(2, 32, 3, 16, 0, False),
+        Tuning(4, 128, 1, 32, 2, True),
+        Tuning(3, 64, 2, 8, 9, False),
+    ],
+    ids=str,
+)
 def test_tuning_moves_no_bit(library: ctypes.CDLL, tuning: Tuning) -> None:
     sizes = Sizes(24, 4, 8, 96, 1024)
     ids, x, weights = jobs(sizes, 6)

@@ -12,15 +12,15 @@ struct Arguments {
   const unsigned char* weights;
   const void* source;
   void* out;
-  int slots, experts, top_k, rows, blocks, tile_rows, tiles, slabs, stages, capacity, few, fused;
+  int slots, experts, top_k, rows, blocks, tile_rows, tiles, slabs, capacity, few, fused;
 };
 
 template <void (*kKernel)(const int*, const unsigned char*, const void*, float*, int, int, int, int, int, int, int, int,
-                          int, int, int, int)>
+                          int, int, int)>
 void products(void* raw) {
   const Arguments& a = *static_cast<Arguments*>(raw);
   kKernel(a.ids, a.weights, a.source, static_cast<float*>(a.out), a.slots, a.experts, a.top_k, a.rows, a.blocks,
-          a.tile_rows, a.tiles, a.slabs, a.stages, a.capacity, a.few, a.fused);
+          a.tile_rows, a.tiles, a.slabs, a.capacity, a.few, a.fused);
 }
 
 template <void (*kKernel)(const float*, unsigned char*, int)>

@@ -21,10 +21,9 @@ constexpr int kActivationStride = 592;       // in shared memory: different segm
 constexpr int kFewJobs = 4;                  // that the dp4a path takes at a time
 constexpr int kHeaderBytes = 512;
 constexpr int kMostCapacity = 48;
-constexpr int kMostStages = 4;
 
 struct Header {
-    unsigned long long barriers[kMostStages];
+    unsigned long long barrier;
     int jobs, first;
     int list[kMostCapacity], tokens[kMostCapacity];
 };
@@ -39,17 +38,14 @@ struct Problem {
     int tile_rows;  // rows in shared memory at a time, a multiple of 16
     int tiles;      // that a block of threads takes one after another
     int slabs;      // blocks of threads that share an expert
-    int stages;     // tiles in shared memory at once: the next ones are on their way while one is used
     int capacity;   // jobs whose activations fit, a multiple of 8
     int few;        // up to so many jobs of an expert take the dp4a path
     int fused;      // `source` is float and quantised here; else it is what `quantize` made of it
 
     __device__ __forceinline__ int segments() const { return (blocks + 1) / 2; }
     __device__ __forceinline__ int tile_bytes() const { return (tile_rows * blocks * kBlockBytes + 15) / 16 * 16; }
-    __device__ __forceinline__ unsigned char* tile(int stage) const {
-        return shared_memory + kHeaderBytes + stage * tile_bytes();
-    }
-    __device__ __forceinline__ unsigned char* activations() const { return tile(stages); }
+    __device__ __forceinline__ unsigned char* tile() const { return shared_memory + kHeaderBytes; }
+    __device__ __forceinline__ unsigned char* activations() const { return tile() + tile_bytes(); }
     __device__ __forceinline__ float* sums() const {
         return reinterpret_cast<float*>(activations() + segments() * capacity * kActivationStride);
     }
@@ -387,7 +383,7 @@ __device__ __forceinline__ void lane_block(const unsigned char* block, const uns
 
 // A warp takes the first or the second blocks of 32 consecutive segments: those lie in different banks.
 template <bool kOddRows, int kJobs>
-__device__ __forceinline__ void lane_products(const Problem& p, const unsigned char* tile) {
+__device__ __forceinline__ void lane_products(const Problem& p) {
     const int segments = p.segments(), all = p.tile_rows * segments, lane = threadIdx.x & 31;
     for (int unit = threadIdx.x >> 5; unit < (all + 31) / 32 * 2; unit += blockDim.x >> 5) {
         const int item = unit / 2 * 32 + lane, second = unit & 1;
@@ -396,7 +392,7 @@ __device__ __forceinline__ void lane_products(const Problem& p, const unsigned c
         if (item >= all || block >= p.blocks) continue;
         const PlainActivations activations{p};
         float t[kJobs];
-        lane_block<kOddRows, kJobs>(tile + (row * p.blocks + block) * kBlockBytes, activations.at(0, segment),
+        lane_block<kOddRows, kJobs>(p.tile() + (row * p.blocks + block) * kBlockBytes, activations.at(0, segment),
                                     segments * kActivationStride, second, t);
 #pragma unroll
         for (int job = 0; job < kJobs; ++job) p.sum(block, job, row) = t[job];
@@ -475,7 +471,7 @@ __device__ __forceinline__ void warp_block(const unsigned char* const (&rows)[2]
 }
 
 template <bool kOddRows, int kEights>
-__device__ __forceinline__ void warp_products(const Problem& p, const unsigned char* tile, int first_eight) {
+__device__ __forceinline__ void warp_products(const Problem& p, int first_eight) {
     const int lane = threadIdx.x & 31, g = lane >> 2, place = lane & 3, segments = p.segments();
     const int sixteens = p.tile_rows / 16;
     // Rows that lanes g read together are so far apart that their words lie in different banks.
@@ -486,7 +482,7 @@ __device__ __forceinline__ void warp_products(const Problem& p, const unsigned c
         const int row[2] = {base + apart * g, base + apart * g + (apart == 1 ? 8 : 1)};
         const unsigned char* at[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) at[r] = tile + (row[r] * p.blocks + block) * kBlockBytes;
+        for (int r = 0; r < 2; ++r) at[r] = p.tile() + (row[r] * p.blocks + block) * kBlockBytes;
         float t[kEights][4];
         warp_block<kOddRows, kEights>(at, LaneActivations{p}.at(first_eight, block >> 1), lane, block & 1, t);
 #pragma unroll
@@ -500,12 +496,12 @@ __device__ __forceinline__ void warp_products(const Problem& p, const unsigned c
 #endif  // ROUTEBLOCK_TENSOR_CORES
 
 // Adds up the blocks and segments of each row and stores. A warp takes 32 rows of a job, a lane a row.
-__device__ __forceinline__ void add_up(const Problem& p, const unsigned char* tile, const int* list, int count, int row0) {
+__device__ __forceinline__ void add_up(const Problem& p, const int* list, int count, int row0) {
     const int rows = min(p.tile_rows, p.rows - row0), lane = threadIdx.x & 31;
     for (Turn turn((rows + 31) / 32); turn.list < count; turn.next()) {
         const int row = 32 * turn.at + lane;
         if (row >= rows) continue;
-        const unsigned char* block = tile + row * p.blocks * kBlockBytes;
+        const unsigned char* block = p.tile() + row * p.blocks * kBlockBytes;
         const float* t = &p.sum(0, turn.list, row);
         const int stride = p.capacity * (p.tile_rows + 1);
         float total = 0.0f;
@@ -586,14 +582,14 @@ struct Tile {
 };
 
 template <bool kOddRows>
-__device__ __forceinline__ void multiply_chunk(const Problem& p, const unsigned char* tile, bool lanes, int count) {
+__device__ __forceinline__ void multiply_chunk(const Problem& p, bool lanes, int count) {
     if (lanes) {
         // Rows of an odd number of blocks are rare: they get one form of each path.
         switch (kOddRows ? kFewJobs : count) {
-            case 1: lane_products<kOddRows, kOddRows ? 4 : 1>(p, tile); break;
-            case 2: lane_products<kOddRows, kOddRows ? 4 : 2>(p, tile); break;
-            case 3: lane_products<kOddRows, kOddRows ? 4 : 3>(p, tile); break;
-            default: lane_products<kOddRows, 4>(p, tile);
+            case 1: lane_products<kOddRows, kOddRows ? 4 : 1>(p); break;
+            case 2: lane_products<kOddRows, kOddRows ? 4 : 2>(p); break;
+            case 3: lane_products<kOddRows, kOddRows ? 4 : 3>(p); break;
+            default: lane_products<kOddRows, 4>(p);
         }
         return;
     }
@@ -601,13 +597,13 @@ __device__ __forceinline__ void multiply_chunk(const Problem& p, const unsigned 
     for (int eight = 0; eight < (count + 7) / 8;) {
         const int left = (count + 7) / 8 - eight;
         if (kOddRows || left == 1) {
-            warp_products<kOddRows, 1>(p, tile, eight);
+            warp_products<kOddRows, 1>(p, eight);
             eight += 1;
         } else if (left == 2) {
-            warp_products<kOddRows, kOddRows ? 1 : 2>(p, tile, eight);
+            warp_products<kOddRows, kOddRows ? 1 : 2>(p, eight);
             eight += 2;
         } else {
-            warp_products<kOddRows, kOddRows ? 1 : 4>(p, tile, eight);
+            warp_products<kOddRows, kOddRows ? 1 : 4>(p, eight);
             eight += 4;
         }
     }
@@ -625,39 +621,25 @@ __device__ __forceinline__ void dispatch(const Problem& p) {
     const int first_row = slab * p.tiles * p.tile_rows;
     const int tiles = min(p.tiles, (p.rows - first_row + p.tile_rows - 1) / p.tile_rows);
     if (tiles <= 0) return;
-    if (threadIdx.x == 0) {
-        for (int stage = 0; stage < p.stages; ++stage) prepare_copies(&header().barriers[stage]);
-    }
+    if (threadIdx.x == 0) prepare_copies(&header().barrier);
+    const auto tile_at = [&](int tile) { return Tile(p, expert, first_row + tile * p.tile_rows); };
     // Where most blocks of threads will find work, weights are on their way before it is known.
     const bool early = !by_expert || p.slots >= 2 * p.experts;
-    const int ahead = min(tiles, p.stages);
-    const auto start = [&](int tile, int stage) {
-        Tile(p, expert, first_row + tile * p.tile_rows).start(p.tile(stage), &header().barriers[stage]);
-    };
-    if (early) {
-        for (int tile = 0; tile < ahead; ++tile) start(tile, tile);
-    }
+    if (early) tile_at(0).start(p.tile(), &header().barrier);
     if (threadIdx.x < 32) find_jobs(p, expert, 0);
     __syncthreads();
     const int jobs = header().jobs;
     if (jobs == 0 || (!by_expert && header().first != place)) {
-        if (early) {  // a copy must not outlive its target
-            for (int tile = 0; tile < ahead; ++tile) {
-                Tile(p, expert, first_row + tile * p.tile_rows).wait(&header().barriers[tile], 0);
-            }
-        }
+        if (early) tile_at(0).wait(&header().barrier, 0);  // a copy must not outlive its target
         return;
     }
-    if (!early) {
-        for (int tile = 0; tile < ahead; ++tile) start(tile, tile);
-    }
+    if (!early) tile_at(0).start(p.tile(), &header().barrier);
 
     const bool lanes = !ROUTEBLOCK_TENSOR_CORES || jobs <= p.few;
     const int step = lanes ? kFewJobs : p.capacity;
-    int window = 0, staged = -1, stage = 0, turn = 0;
+    int window = 0, staged = -1;
     if (!p.fused) wait_for_predecessor();
     for (int tile = 0; tile < tiles; ++tile) {
-        const int row0 = first_row + tile * p.tile_rows;
         for (int chunk = 0; chunk < jobs; chunk += step) {
             const int count = min(step, jobs - chunk);
             if (staged != chunk) {
@@ -669,33 +651,29 @@ __device__ __forceinline__ void dispatch(const Problem& p) {
                 }
                 const int* tokens = header().tokens + (chunk - window);
                 if (lanes) {
-                    ::stage<kOddRows>(p, PlainActivations{p}, tokens, count);
+                    stage<kOddRows>(p, PlainActivations{p}, tokens, count);
                 } else {
-                    ::stage<kOddRows>(p, LaneActivations{p}, tokens, count);
+                    stage<kOddRows>(p, LaneActivations{p}, tokens, count);
                 }
                 staged = chunk;
                 __syncthreads();
             }
-            if (chunk == 0) Tile(p, expert, row0).wait(&header().barriers[stage], turn);
-            multiply_chunk<kOddRows>(p, p.tile(stage), lanes, count);
+            if (chunk == 0) tile_at(tile).wait(&header().barrier, tile);
+            multiply_chunk<kOddRows>(p, lanes, count);
             __syncthreads();
-            add_up(p, p.tile(stage), header().list + (chunk - window), count, row0);
+            add_up(p, header().list + (chunk - window), count, first_row + tile * p.tile_rows);
             __syncthreads();
         }
-        if (tile + p.stages < tiles) start(tile + p.stages, stage);
-        if (++stage == p.stages) {
-            stage = 0;
-            ++turn;
-        }
+        if (tile + 1 < tiles) tile_at(tile + 1).start(p.tile(), &header().barrier);
     }
 }
 
 #define DISPATCH(NAME, ODD)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(256)                                                                \
+    extern "C" __global__ void __launch_bounds__(256, 2)                                                                \
     NAME(const int* ids, const unsigned char* weights, const void* source, float* out, int slots, int experts,       \
-         int top_k, int rows, int blocks, int tile_rows, int tiles, int slabs, int stages, int capacity, int few, int fused) {   \
+         int top_k, int rows, int blocks, int tile_rows, int tiles, int slabs, int capacity, int few, int fused) {   \
         dispatch<ODD>(Problem{ids, weights, source, out, slots, experts, top_k, rows, blocks, tile_rows, tiles,      \
-                              slabs, stages, capacity, few, fused});                                                         \
+                              slabs, capacity, few, fused});                                                         \
     }
 
 DISPATCH(dispatch_even, false)
@@ -721,4 +699,17 @@ extern "C" __global__ void quantize_q8_1(const float* source, unsigned char* qua
     unsigned* block = reinterpret_cast<unsigned*>(quantized + static_cast<size_t>(index / 8) * 36);
     block[1 + index % 8] = q.word;
     if (index % 8 == 0) block[0] = half_bits(q.d) | half_bits(__fmul_rn(q.step, static_cast<float>(sum))) << 16;
+}
+
+// Reads `bytes` (a multiple of 16), every block of threads its own stretch: what memory or L2 can give at most.
+extern "C" __global__ void read_all(const int4* from, size_t bytes, int* unlikely) {
+    const size_t count = bytes / 16, step = static_cast<size_t>(gridDim.x) * blockDim.x;
+    int all = 0;
+    size_t at = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    for (; at + 3 * step < count; at += 4 * step) {
+        const int4 a = from[at], b = from[at + step], c = from[at + 2 * step], d = from[at + 3 * step];
+        all += a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
+    }
+    for (; at < count; at += step) all += from[at].x;
+    if (all == 0x12345678) *unlikely = all;  // else nothing would be read
 }

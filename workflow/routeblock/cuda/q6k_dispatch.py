@@ -12,7 +12,7 @@ from typing import Any
 from routeblock.errors import InputError
 from routeblock.q6k_dispatch.plan import Plan, Sizes
 
-KERNELS = ("dispatch_even", "dispatch_odd", "quantize_even", "quantize_odd", "quantize_q8_1")
+KERNELS = ("dispatch_even", "dispatch_odd", "quantize_even", "quantize_odd", "quantize_q8_1", "read_all")
 QUANTIZE_THREADS = 128
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 
@@ -44,8 +44,15 @@ class Kernels:
         return result[1] if len(result) > 1 else None
 
     def launch(
-        self, name: str, stream: int, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: tuple[Any, ...],
-        *, shared: int = 0, early: bool = False,
+        self,
+        name: str,
+        stream: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: tuple[Any, ...],
+        *,
+        shared: int = 0,
+        early: bool = False,
     ) -> None:
         """Enqueue kernel `name`. arguments: pairs of value and ctypes type."""
         driver = self._driver
@@ -80,7 +87,7 @@ class Kernels:
             self.launch(name, stream, (sizes.tokens, 1, 1), (QUANTIZE_THREADS, 1, 1), pointers)
         numbers = (
             *(sizes.slots, sizes.experts, sizes.top_k, sizes.rows, sizes.blocks),
-            *(plan.tile_rows, plan.tiles, plan.slabs, plan.stages, plan.capacity, plan.few, int(plan.fused)),
+            *(plan.tile_rows, plan.tiles, plan.slabs, plan.capacity, plan.few, int(plan.fused)),
         )
         arguments = (
             *((p, _POINTER) for p in (ids, weights, x if plan.fused else quantized, out)),

@@ -64,7 +64,9 @@ def dot(weights: NDArray[np.uint8], activations: NDArray[np.uint8]) -> NDArray[n
     return np.asarray(total, _F32)
 
 
-def bound(weights: NDArray[np.uint8], activations: NDArray[np.uint8]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def bound(
+    weights: NDArray[np.uint8], activations: NDArray[np.uint8]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Row sums of the dequantised float32 values, in float64 [...], and how far `dot` may lie from them.
 
     gamma(k) times the sum of |weight * activation|, k the roundings that a term passes through: 10 in its segment, one

@@ -14,10 +14,12 @@ ACTIVATION_BYTES, ACTIVATION_STRIDE, HEADER_BYTES = 576, 592, 512  # as in q6k_d
 CAPACITIES = (8, 16, 32)  # jobs whose activations a block of threads holds at a time
 MAX_SLOTS = 65_535
 NEVER, ALWAYS = 0, 2**31 - 1
+# Shared memory that a block of threads may have, bytes: CUDA programming guide, technical specifications by capability.
+SHARED_BYTES = {"sm_70": 96, "sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227}
 
 
 class Path(StrEnum):
-    """Which products a job takes. `auto`: dp4a up to `Plan.few` jobs of an expert, tensor cores above."""
+    """Which products a job takes. `auto`: dp4a up to `Tuning.few` jobs of an expert, tensor cores above."""
 
     AUTO = "auto"
     DP4A = "dp4a"
@@ -63,6 +65,16 @@ class Sizes:
         return -(-self.blocks // 2)
 
     @property
+    def groups(self) -> int:
+        """The most experts that can have jobs: blocks of threads are launched for so many."""
+        return min(self.slots, self.experts)
+
+    @property
+    def expected_jobs(self) -> int:
+        """Jobs of an expert, were all used alike."""
+        return -(-self.slots // self.groups)
+
+    @property
     def suffix(self) -> str:
         """Of the kernels' names: rows of an odd number of blocks start at odd halves of a word."""
         return "odd" if self.blocks % 2 else "even"
@@ -73,16 +85,32 @@ class Tuning:
     """What may be chosen freely: it moves time, never bits.
 
     warps: of a block of threads. tile_segments: segments of weights it holds at a time, about. tiles: that it takes one
-    after another, `stages` of them in shared memory at once. few: up to so many jobs of an expert go through dp4a. fused_tokens: up to so many tokens every block
-    of threads quantises for itself; above, a kernel before does it once.
+    after another. capacity: jobs whose activations it holds. few: up to so many jobs of an expert go through dp4a.
+    fused: every block of threads quantises for itself; else a kernel before does it once.
     """
 
-    warps: int = 4
-    tile_segments: int = 64
-    tiles: int = 1
-    stages: int = 1
-    few: int = 4
-    fused_tokens: int = 8
+    warps: int
+    tile_segments: int
+    tiles: int
+    capacity: int
+    few: int
+    fused: bool
+
+
+def tuned(sizes: Sizes, multiprocessors: int) -> Tuning:
+    """What was found to be fast on an H200, at the shapes that its protocol names for tuning."""
+    capacity = next((c for c in CAPACITIES if c >= 2 * sizes.expected_jobs - 2), CAPACITIES[-1])
+    wide = capacity > CAPACITIES[0] and capacity * sizes.segments >= 32  # activations take much of shared memory
+    segments = 128 if wide and sizes.segments > 1 else 64
+    blocks = -(-sizes.rows // tile_rows(sizes, segments)) * sizes.groups
+    return Tuning(
+        warps=8 if wide else 4,
+        tile_segments=segments,
+        tiles=min(4, max(1, round(blocks / (4 * multiprocessors)))),
+        capacity=capacity,
+        few=4,
+        fused=sizes.tokens <= 2 or sizes.expected_jobs * sizes.segments <= 1,
+    )
 
 
 @dataclass(frozen=True)
@@ -92,7 +120,6 @@ class Plan:
     tile_rows: int
     tiles: int
     slabs: int
-    stages: int
     capacity: int
     few: int
     fused: bool
@@ -101,51 +128,56 @@ class Plan:
     shared_bytes: int
 
 
-def plan(sizes: Sizes, tuning: Tuning, path: Path = Path.AUTO, *, shared_limit: int = 227 * 1024) -> Plan:
-    """The launch for `sizes` on a GPU whose blocks may have `shared_limit` bytes of shared memory.
-
-    Raises InputError if 16 rows with the activations of 8 jobs do not fit.
-    """
-    rows = max(16, tuning.tile_segments // sizes.segments // 16 * 16)
-    rows = min(rows, -(-sizes.rows // 16) * 16)
-    expected = -(-sizes.slots // min(sizes.experts, sizes.slots))  # jobs of an expert, were all used alike
-    wanted = next((c for c in CAPACITIES if c >= 2 * expected - 2), CAPACITIES[-1])
+def plan(sizes: Sizes, tuning: Tuning, path: Path = Path.AUTO, *, architecture: str = "sm_90") -> Plan:
+    """The launch for `sizes`. Raises InputError if 16 rows with the activations of 8 jobs do not fit, or the GPU is
+    unknown."""
+    if architecture not in SHARED_BYTES:
+        raise InputError(
+            f"a GPU of {architecture}",
+            where="q6k_dispatch",
+            limit=f"shared memory is known of {', '.join(SHARED_BYTES)}",
+            way_out="add the architecture to q6k_dispatch/plan.py",
+        )
+    limit = SHARED_BYTES[architecture] * 1024
     fitting = [
-        (stages, r, c)
-        for stages in range(min(tuning.stages, tuning.tiles), 0, -1)
-        for r in range(rows, 0, -16)
-        for c in reversed(CAPACITIES)
-        if c <= wanted and shared_bytes(sizes, r, c, stages) <= shared_limit
+        (rows, capacity)
+        for rows in range(tile_rows(sizes, tuning.tile_segments), 0, -16)
+        for capacity in reversed(CAPACITIES)
+        if capacity <= tuning.capacity and shared_bytes(sizes, rows, capacity) <= limit
     ]
     if not fitting:
         raise InputError(
             f"{sizes.cols:,} columns",
             where="q6k_dispatch",
-            limit=f"{shared_bytes(sizes, 16, 8, 1):,} bytes of shared memory are needed, {shared_limit:,} are there",
+            limit=f"{shared_bytes(sizes, 16, CAPACITIES[0]):,} bytes of shared memory are needed, {limit:,} are there",
             way_out="split the columns",
         )
-    stages, tile_rows, capacity = fitting[0]
-    tiles = min(tuning.tiles, -(-sizes.rows // tile_rows))
-    slabs = -(-sizes.rows // (tile_rows * tiles))
+    rows, capacity = fitting[0]
+    tiles = min(tuning.tiles, -(-sizes.rows // rows))
+    slabs = -(-sizes.rows // (rows * tiles))
     return Plan(
-        tile_rows,
+        rows,
         tiles,
         slabs,
-        stages,
         capacity,
         {Path.AUTO: tuning.few, Path.DP4A: ALWAYS, Path.TENSOR: NEVER}[path],
-        sizes.tokens <= tuning.fused_tokens,
+        tuning.fused,
         WARP * tuning.warps,
-        slabs * min(sizes.slots, sizes.experts),
-        shared_bytes(sizes, tile_rows, capacity, stages),
+        slabs * sizes.groups,
+        shared_bytes(sizes, rows, capacity),
     )
 
 
-def shared_bytes(sizes: Sizes, tile_rows: int, capacity: int, stages: int) -> int:
+def tile_rows(sizes: Sizes, segments: int) -> int:
+    """Rows, a multiple of 16, of about so many segments."""
+    return min(max(16, segments // sizes.segments // 16 * 16), -(-sizes.rows // 16) * 16)
+
+
+def shared_bytes(sizes: Sizes, rows: int, capacity: int) -> int:
     """Shared memory of a block of threads: header, weights, activations, sums of blocks."""
-    tile = -(-tile_rows * sizes.blocks * BLOCK_BYTES // 16) * 16
-    sums = 4 * sizes.blocks * capacity * (tile_rows + 1)
-    return HEADER_BYTES + stages * tile + sizes.segments * capacity * ACTIVATION_STRIDE + sums
+    tile = -(-rows * sizes.blocks * BLOCK_BYTES // 16) * 16
+    sums = 4 * sizes.blocks * capacity * (rows + 1)
+    return HEADER_BYTES + tile + sizes.segments * capacity * ACTIVATION_STRIDE + sums
 
 
 def quantized_bytes(sizes: Sizes) -> int:
