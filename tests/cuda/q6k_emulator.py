@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import routeblock.cuda
-from routeblock.q6k_dispatch.plan import Plan, Sizes, quantized_bytes
+from routeblock.cuda.q6k_plan import Plan, Sizes, quantized_bytes
 
 HERE = Path(__file__).with_name("emulator")
 SOURCES = Path(routeblock.cuda.__file__).parent

@@ -12,8 +12,8 @@ import pytest
 import q6k_emulator as emulator
 
 from routeblock.moe import q6k
-from routeblock.q6k_dispatch.model import dot
-from routeblock.q6k_dispatch.plan import Path, Sizes, Tuning, plan
+from routeblock.moe.q6k_segments import dot
+from routeblock.cuda.q6k_plan import Path, Sizes, Tuning, plan
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="no C++ compiler")
 SMALL = Tuning(warps=2, tile_segments=32, tiles=1, capacity=8, few=3, fused=False)

@@ -3,7 +3,7 @@
 // multiplies them with all jobs of that expert. Few jobs go through dp4a, one lane a segment of a row; more go through
 // int8 tensor cores. Both add in the same order, so an output has the same bits on either path and in any batch.
 //
-// Order of additions, as in routeblock/q6k_dispatch/model.py: a row is cut into segments of two Q6_K blocks. In a block
+// Order of additions, as in routeblock/moe/q6k_segments.py: a row is cut into segments of two Q6_K blocks. In a block
 // the eight sums over 32 products are exact integers (times 4, see `unpack`); t = fma(sum, activation d, t) over them,
 // then p = fma(t, d / 4, p) over the blocks of a segment, then segments are added from the first on.
 //

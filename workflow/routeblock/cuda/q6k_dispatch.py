@@ -10,7 +10,7 @@ import ctypes
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.q6k_dispatch.plan import Plan, Sizes
+from routeblock.cuda.q6k_plan import Plan, Sizes
 
 KERNELS = ("dispatch_even", "dispatch_odd", "quantize_even", "quantize_odd", "quantize_q8_1", "read_all")
 QUANTIZE_THREADS = 128

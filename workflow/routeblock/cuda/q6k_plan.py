@@ -136,7 +136,7 @@ def plan(sizes: Sizes, tuning: Tuning, path: Path = Path.AUTO, *, architecture: 
             f"a GPU of {architecture}",
             where="q6k_dispatch",
             limit=f"shared memory is known of {', '.join(SHARED_BYTES)}",
-            way_out="add the architecture to q6k_dispatch/plan.py",
+            way_out="add the architecture to cuda/q6k_plan.py",
         )
     limit = SHARED_BYTES[architecture] * 1024
     fitting = [
