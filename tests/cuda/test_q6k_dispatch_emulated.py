@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from pathlib import Path as Folder
 
 import numpy as np
 import pytest
 import q6k_emulator as emulator
 
+from routeblock.cuda.q6k_plan import Products, Sizes, Tuning, plan
 from routeblock.moe import q6k
 from routeblock.moe.q6k_segments import dot
-from routeblock.cuda.q6k_plan import Path, Sizes, Tuning, plan
 
 pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="no C++ compiler")
 SMALL = Tuning(warps=2, tile_segments=32, tiles=1, capacity=8, few=3, fused=False)
@@ -46,7 +45,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
     return np.array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-@pytest.mark.parametrize("path", list(Path))
+@pytest.mark.parametrize("path", list(Products))
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "prepared"])
 @pytest.mark.parametrize(
     "sizes",
@@ -61,15 +60,15 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
     ],
     ids=str,
 )
-def test_every_path_gives_the_models_bits(library: ctypes.CDLL, sizes: Sizes, fused: bool, path: Path) -> None:
+def test_every_path_gives_the_models_bits(library: ctypes.CDLL, sizes: Sizes, fused: bool, path: Products) -> None:
     ids, x, weights = jobs(sizes, 3)
     launch = plan(sizes, replace(SMALL, fused=fused), path)
     got = emulator.products(library, sizes, launch, ids, x, weights)
     assert same(got, wanted(sizes, ids, x, weights))
 
 
-@pytest.mark.parametrize("path", list(Path))
-def test_sentinels_and_ids_beyond_the_pool_leave_their_rows_alone(library: ctypes.CDLL, path: Path) -> None:
+@pytest.mark.parametrize("path", list(Products))
+def test_sentinels_and_ids_beyond_the_pool_leave_their_rows_alone(library: ctypes.CDLL, path: Products) -> None:
     for sizes in (Sizes(9, 4, 1, 32, 512), Sizes(9, 40, 1, 32, 512)):
         ids, x, weights = jobs(sizes, 4)
         ids[[0, 4]] = -1, sizes.experts
@@ -82,7 +81,7 @@ def test_one_expert_for_more_jobs_than_a_block_holds(library: ctypes.CDLL) -> No
     sizes = Sizes(70, 70, 1, 16, 512)
     ids, x, weights = jobs(sizes, 5)
     ids[:] = 3
-    for path in Path:
+    for path in Products:
         got = emulator.products(library, sizes, plan(sizes, SMALL, path), ids, x, weights)
         assert same(got, wanted(sizes, ids, x, weights))
 

@@ -17,12 +17,13 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from routeblock import cli_alignment, cli_grouped
+from routeblock import cli_alignment, cli_dispatch, cli_grouped
 from routeblock.errors import InputError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 cli_grouped.register(app)
 cli_alignment.register(app)
+cli_dispatch.register(app)
 
 Gpu = Annotated[int, typer.Option(help="Which of the visible GPUs, from 0.", min=0)]
 After = Annotated[Path | None, typer.Option(help="Touch the GPU only once this file (record.json) is there.")]

@@ -21,6 +21,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
 from routeblock.grouped_schedule.wiring import TABLES as GROUPED_TABLES
+from routeblock.q6k_dispatch.wiring import TABLES as DISPATCH_TABLES
 from routeblock.route_block.cells import CELLS, HISTORIES
 from routeblock.route_block.operating_point import LANES
 
@@ -36,6 +37,7 @@ class Code:
 TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "prediction")
 GPU_TABLES = ("agreement", "census", "probe_control", "versions")
 _ALIGNMENT_FILES = ("cuda/align.cu", "cuda/align_variants.cuh")
+_DISPATCH_FILES = ("cuda/q6k_dispatch.cu", "cuda/q6k_machine.cuh")
 _KERNEL_FILES = ("cuda/q6k_schedules.cu", "cuda/q6k_dot.cuh")
 
 # Each rule's own code, without the command line: a rule is made again when something here changes.
@@ -81,6 +83,13 @@ RULES: dict[str, Code] = {
     "alignment_statistics": Code(("routeblock.alignment_cost.statistics",)),
     "validate_alignment": Code(("routeblock.alignment_cost.validate",)),
     **{f"table_{name}": Code(("routeblock.alignment_cost.tables",)) for name in ALIGNMENT_TABLES},
+    "record_dispatch": Code(
+        ("routeblock.q6k_dispatch.record", "routeblock.q6k_dispatch.exercise"),
+        (*_DISPATCH_FILES, *_KERNEL_FILES, *_ALIGNMENT_FILES),
+    ),
+    "recorded_dispatch": Code(("routeblock.q6k_dispatch.reprove",)),
+    "dispatch_statistics": Code(("routeblock.q6k_dispatch.statistics",)),
+    **{f"table_{name}": Code(("routeblock.q6k_dispatch.tables",)) for name in DISPATCH_TABLES},
 }
 
 # Manifests that evidence brought: they were sealed where the runs were, by the code of that time.

@@ -7,14 +7,23 @@ Nothing waits for the GPU or allocates on it, so a call can be captured in a CUD
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
-from routeblock.errors import InputError
+from routeblock.cuda import nvrtc
 from routeblock.cuda.q6k_plan import Plan, Sizes
+from routeblock.errors import InputError
 
 KERNELS = ("dispatch_even", "dispatch_odd", "quantize_even", "quantize_odd", "quantize_q8_1", "read_all")
 QUANTIZE_THREADS = 128
+SOURCE = Path(__file__).with_name("q6k_dispatch.cu")
+HEADERS = (Path(__file__).with_name("q6k_machine.cuh"),)
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+
+
+def compile_for(architecture: str) -> nvrtc.Cubin:
+    """The kernels as machine code. Raises InputError if no NVRTC here compiles for the architecture."""
+    return nvrtc.for_architecture(architecture).compile(SOURCE, architecture, HEADERS)
 
 
 class Kernels:

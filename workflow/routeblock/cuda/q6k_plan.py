@@ -18,7 +18,7 @@ NEVER, ALWAYS = 0, 2**31 - 1
 SHARED_BYTES = {"sm_70": 96, "sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227}
 
 
-class Path(StrEnum):
+class Products(StrEnum):
     """Which products a job takes. `auto`: dp4a up to `Tuning.few` jobs of an expert, tensor cores above."""
 
     AUTO = "auto"
@@ -128,7 +128,7 @@ class Plan:
     shared_bytes: int
 
 
-def plan(sizes: Sizes, tuning: Tuning, path: Path = Path.AUTO, *, architecture: str = "sm_90") -> Plan:
+def plan(sizes: Sizes, tuning: Tuning, path: Products = Products.AUTO, *, architecture: str = "sm_90") -> Plan:
     """The launch for `sizes`. Raises InputError if 16 rows with the activations of 8 jobs do not fit, or the GPU is
     unknown."""
     if architecture not in SHARED_BYTES:
@@ -160,7 +160,7 @@ def plan(sizes: Sizes, tuning: Tuning, path: Path = Path.AUTO, *, architecture: 
         tiles,
         slabs,
         capacity,
-        {Path.AUTO: tuning.few, Path.DP4A: ALWAYS, Path.TENSOR: NEVER}[path],
+        {Products.AUTO: tuning.few, Products.DP4A: ALWAYS, Products.TENSOR: NEVER}[path],
         tuning.fused,
         WARP * tuning.warps,
         slabs * sizes.groups,
