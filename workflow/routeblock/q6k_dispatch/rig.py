@@ -155,6 +155,7 @@ class Session:
         self._out = torch.empty((shape.slots, shape.rows), dtype=torch.float32, device="cuda")
         tuning = tuned(sizes, rig.multiprocessors)
         self.plans = {Side(p.value): plan(sizes, tuning, p, architecture=rig.architecture) for p in Products}
+        self._keep: list[Any] = []
         self._calls: dict[Side, Call] = {side: self._ours(side) for side in OURS}
         self._calls |= {side: self._schedule(side) for side in Side if side in _SCHEDULE_SIDES}
         active = jobs.active
@@ -206,6 +207,7 @@ class Session:
             )
         )
         first = order if ranked else self._ids
+        self._keep += [wide, blocks, order]  # launches hold addresses
         arguments = (
             *((t.data_ptr(), pointer) for t in (first, self._weights, blocks, self._out)),
             *(
