@@ -242,12 +242,15 @@ __device__ __forceinline__ void stage_quantized(const Problem& p, const Layout& 
             const int token = tokens[min(load.list, count - 1)];
             const unsigned char* at = static_cast<const unsigned char*>(p.source) +
                                       (static_cast<size_t>(token) * segments + load.at) * kActivationBytes;
-            four[i] = reinterpret_cast<const int4*>(at)[lane];
-            d[i] = reinterpret_cast<const float*>(at + 512)[lane >> 1];
+            if (2 * load.at + (lane >> 4) < p.blocks) {  // the last segment may hold one block
+                four[i] = reinterpret_cast<const int4*>(at)[lane];
+                d[i] = reinterpret_cast<const float*>(at + 512)[lane >> 1];
+            }
         }
 #pragma unroll
         for (int i = 0; i < kAhead; ++i, store.next()) {
             if (store.list >= count) break;
+            if (2 * store.at + (lane >> 4) >= p.blocks) continue;
             layout.words(store.list, store.at, lane >> 2, lane & 3, four[i]);
             if ((lane & 1) == 0) layout.d(store.list, 128 * store.at + 4 * lane, d[i]);
         }
@@ -622,6 +625,7 @@ __device__ __forceinline__ void dispatch(const Problem& p) {
     const int tiles = min(p.tiles, (p.rows - first_row + p.tile_rows - 1) / p.tile_rows);
     if (tiles <= 0) return;
     if (threadIdx.x == 0) prepare_copies(&header().barrier);
+    __syncthreads();
     const auto tile_at = [&](int tile) { return Tile(p, expert, first_row + tile * p.tile_rows); };
     // Where most blocks of threads will find work, weights are on their way before it is known.
     const bool early = !by_expert || p.slots >= 2 * p.experts;
