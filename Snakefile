@@ -25,6 +25,7 @@ include: "workflow/rules/sweep.smk"
 include: "workflow/rules/confirmation.smk"
 include: "workflow/rules/statistics.smk"
 include: "workflow/rules/alignment_cost.smk"
+include: "workflow/rules/peers.smk"
 
 
 rule all:
@@ -41,3 +42,4 @@ rule all:
         grouped.identities(CONFIG),
         [f"results/tables/{name}.md" for name in grouped.TABLES],
         [f"results/tables/{name}.md" for name in alignment.TABLES],
+        [f"results/tables/{name}.md" for name in fast_paths.TABLES],

@@ -53,7 +53,7 @@ def dispatch_statistics(
     record: Annotated[Path, typer.Option(help="The record's folder.")],
     protocol: ProtocolFile = PROTOCOL,
 ) -> None:
-    """Ratios to every peer, with intervals, from raw batches. Exits 1 if the record lacks what the protocol asks for."""
+    """Ratios to every peer, with intervals, from raw batches. Exits 1 if the record lacks what is asked for."""
     from routeblock.q6k_dispatch import statistics
     from routeblock.workflow import code
 

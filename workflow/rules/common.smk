@@ -6,6 +6,7 @@ from routeblock.route_block.cells import CELLS, HISTORIES, cells_of, gpu_of, pos
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
 from routeblock.alignment_cost import wiring as alignment
 from routeblock.grouped_schedule import wiring as grouped
+from routeblock.q6k_dispatch import wiring as fast_paths
 from routeblock.workflow import checkpoint_arguments, code, prepare, recorded
 
 CONFIG = prepare(config, Path("results"))

@@ -230,7 +230,7 @@ __device__ __forceinline__ void stage_floats(const Problem& p, const Layout& lay
 }
 
 // A piece is a segment of a job.
-template <class Layout>
+template <bool kOddRows, class Layout>
 __device__ __forceinline__ void stage_quantized(const Problem& p, const Layout& layout, const int* tokens, int count) {
     const int lane = threadIdx.x & 31, segments = p.segments();
     Turn load(segments), store(segments);
@@ -242,7 +242,7 @@ __device__ __forceinline__ void stage_quantized(const Problem& p, const Layout& 
             const int token = tokens[min(load.list, count - 1)];
             const unsigned char* at = static_cast<const unsigned char*>(p.source) +
                                       (static_cast<size_t>(token) * segments + load.at) * kActivationBytes;
-            if (2 * load.at + (lane >> 4) < p.blocks) {  // the last segment may hold one block
+            if (!kOddRows || 2 * load.at + (lane >> 4) < p.blocks) {  // else the last segment holds one block
                 four[i] = reinterpret_cast<const int4*>(at)[lane];
                 d[i] = reinterpret_cast<const float*>(at + 512)[lane >> 1];
             }
@@ -250,7 +250,7 @@ __device__ __forceinline__ void stage_quantized(const Problem& p, const Layout& 
 #pragma unroll
         for (int i = 0; i < kAhead; ++i, store.next()) {
             if (store.list >= count) break;
-            if (2 * store.at + (lane >> 4) >= p.blocks) continue;
+            if (kOddRows && 2 * store.at + (lane >> 4) >= p.blocks) continue;
             layout.words(store.list, store.at, lane >> 2, lane & 3, four[i]);
             if ((lane & 1) == 0) layout.d(store.list, 128 * store.at + 4 * lane, d[i]);
         }
@@ -262,7 +262,7 @@ __device__ __forceinline__ void stage(const Problem& p, const Layout& layout, co
     if (p.fused) {
         stage_floats<kOddRows>(p, layout, tokens, count);
     } else {
-        stage_quantized(p, layout, tokens, count);
+        stage_quantized<kOddRows>(p, layout, tokens, count);
     }
 }
 

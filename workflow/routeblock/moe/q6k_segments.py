@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic of q6k_dispatch.cu in NumPy, bit for bit, and how far it may lie from the dequantised product.
 
-Both paths of the kernel add in this order, whatever the batch: a row is cut into segments of two Q6_K blocks; in a block
-the sum of each 32 products, scales included, is an exact integer; t = fma(sum, activation d, t) over the eight of them,
-p = fma(t, weight d, p) over the blocks of a segment, and the segments are added from the first on. (The kernel holds 4
-times the integers and a quarter of d: powers of two, so the same roundings.)
+Both paths of the kernel add in this order, whatever the batch: a row is cut into segments of two Q6_K blocks; in a
+block the sum of each 32 products, scales included, is an exact integer; t = fma(sum, activation d, t) over the eight of
+them, p = fma(t, weight d, p) over the blocks of a segment, and the segments are added from the first on. (The kernel
+holds 4 times the integers and a quarter of d: powers of two, so the same roundings.)
 """
 
 from __future__ import annotations
