@@ -108,8 +108,8 @@ def _fast_paths(peers: Rows, bits: Rows) -> str:
     same = {r["side"] for r in bits} - {r["side"] for r in bits if r["same_as_alone"] != "True"}
     kept = "the same" if {"auto", "dp4a", "tensor"} <= same else "not the same"
     return (
-        f"- Q6_K expert jobs by the fast paths (H200, graph replay, inclusive): {min(ratios):.2f} to {max(ratios):.2f} of "
-        f"the best peer's time at {reached} of {len(bound)} shapes; a token's bits are {kept} in every batch and on "
+        f"- Q6_K expert jobs by the fast paths (H200, graph replay, inclusive): {min(ratios):.2f} to {max(ratios):.2f} "
+        f"of the best peer's time at {reached} of {len(bound)} shapes; a token's bits are {kept} in every batch and on "
         "either path."
     )
 
