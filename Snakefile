@@ -25,6 +25,7 @@ include: "workflow/rules/sweep.smk"
 include: "workflow/rules/confirmation.smk"
 include: "workflow/rules/statistics.smk"
 include: "workflow/rules/alignment_cost.smk"
+include: "workflow/rules/peers.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/report.smk"
 
@@ -43,5 +44,6 @@ rule all:
         grouped.identities(CONFIG),
         [f"results/tables/{name}.md" for name in grouped.TABLES],
         [f"results/tables/{name}.md" for name in alignment.TABLES],
+        [f"results/tables/{name}.md" for name in fast_paths.TABLES],
         [f"results/figures/{name}.svg" for name in (*FIGURES, *grouped.FIGURES, *alignment.FIGURES)],
         rules.report.output,

@@ -17,12 +17,13 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from routeblock import cli_alignment, cli_figures, cli_grouped
+from routeblock import cli_alignment, cli_dispatch, cli_figures, cli_grouped
 from routeblock.errors import InputError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 cli_grouped.register(app)
 cli_alignment.register(app)
+cli_dispatch.register(app)
 cli_figures.register(app)
 
 LAST_SEED = 2**63 - 1  # as config.yaml has it: what a column of a table can hold

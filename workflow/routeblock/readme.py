@@ -63,7 +63,7 @@ def _at(place: tuple[str, ...]) -> Callable[[dict[str, str]], bool]:
     return lambda r: (r["lane"], r["arithmetic"], r["point"], r["plan_source"]) == place
 
 
-def _sentences(census: Rows, agreement: Rows, cost: Rows, confirmation: Rows) -> str:
+def _sentences(census: Rows, agreement: Rows, cost: Rows, confirmation: Rows, peers: Rows, bits: Rows) -> str:
     lines = []
     for r in census:
         if r["order"] == "native" and r["history"] == "both":
@@ -98,14 +98,27 @@ def _sentences(census: Rows, agreement: Rows, cost: Rows, confirmation: Rows) ->
                 f"- Study B, band32 against job-major, {r['slots']} slots, H200 {r['device']}: {change:+.2f}% "
                 f"[{low:+.2f}, {high:+.2f}]: {r['verdict']}."
             )
-    return "\n".join(lines)
+    return "\n".join([*lines, _fast_paths(peers, bits)])
+
+
+def _fast_paths(peers: Rows, bits: Rows) -> str:
+    bound = [r for r in peers if r["reached"]]
+    reached = sum(r["reached"] == "True" for r in bound)
+    ratios = [float(r["ratio"]) for r in bound]
+    same = {r["side"] for r in bits} - {r["side"] for r in bits if r["same_as_alone"] != "True"}
+    kept = "the same" if {"auto", "dp4a", "tensor"} <= same else "not the same"
+    return (
+        f"- Q6_K expert jobs by the fast paths (H200, graph replay, inclusive): {min(ratios):.2f} to {max(ratios):.2f} "
+        f"of the best peer's time at {reached} of {len(bound)} shapes; a token's bits are {kept} in every batch and on "
+        "either path."
+    )
 
 
 def figures(tables: Path) -> str:
     """The block of README.md, from the tables in a folder."""
-    names = ("differences", "relations", "census", "agreement", "alignment_cost", "confirmation")
-    differences, relations, census, agreement, cost, confirmation = (_read(tables, name) for name in names)
-    return f"{_lanes(differences, relations)}\n\n{_sentences(census, agreement, cost, confirmation)}"
+    differences, relations = (_read(tables, name) for name in ("differences", "relations"))
+    names = ("census", "agreement", "alignment_cost", "confirmation", "peers", "batch_bits")
+    return f"{_lanes(differences, relations)}\n\n{_sentences(*(_read(tables, name) for name in names))}"
 
 
 def update(readme: Path, tables: Path, *, check: bool) -> bool:

@@ -23,6 +23,7 @@ from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
 from routeblock.grouped_schedule.wiring import FIGURES as GROUPED_FIGURES
 from routeblock.grouped_schedule.wiring import TABLES as GROUPED_TABLES
+from routeblock.q6k_dispatch.wiring import TABLES as DISPATCH_TABLES
 from routeblock.recovery import mark
 from routeblock.route_block.cells import CELLS, HISTORIES
 from routeblock.route_block.operating_point import LANES
@@ -41,6 +42,7 @@ GPU_TABLES = ("agreement", "census", "probe_control", "versions")
 _PROBE = ("cuda/grid_probe.c",)
 FIGURES = ("partition", "differences", "trajectories")
 _ALIGNMENT_FILES = ("cuda/align.cu", "cuda/align_variants.cuh")
+_DISPATCH_FILES = ("cuda/q6k_dispatch.cu", "cuda/q6k_machine.cuh")
 _KERNEL_FILES = ("cuda/q6k_schedules.cu", "cuda/q6k_dot.cuh")
 
 # Each rule's own code, without the command line: a rule is made again when something here changes.
@@ -93,6 +95,13 @@ RULES: dict[str, Code] = {
     **{f"figure_{name}": Code(("routeblock.grouped_schedule.figures",)) for name in GROUPED_FIGURES},
     **{f"figure_{name}": Code(("routeblock.alignment_cost.figures",)) for name in ALIGNMENT_FIGURES},
     "report": Code(("routeblock.report.page",), ("report/report.html.j2", "report/report.css")),
+    "record_dispatch": Code(
+        ("routeblock.q6k_dispatch.record", "routeblock.q6k_dispatch.exercise"),
+        (*_DISPATCH_FILES, *_KERNEL_FILES, *_ALIGNMENT_FILES),
+    ),
+    "recorded_dispatch": Code(("routeblock.q6k_dispatch.reprove",)),
+    "dispatch_statistics": Code(("routeblock.q6k_dispatch.statistics",)),
+    **{f"table_{name}": Code(("routeblock.q6k_dispatch.tables",)) for name in DISPATCH_TABLES},
 }
 
 # Manifests that evidence brought: they were sealed where the runs were, by the code of that time.

@@ -7,6 +7,7 @@ from routeblock.route_block.cells import CELLS, HISTORIES, cells_of, gpu_of, pos
 from routeblock.route_block.fixture import SPEC, TENSOR_FILES
 from routeblock.alignment_cost import wiring as alignment
 from routeblock.grouped_schedule import wiring as grouped
+from routeblock.q6k_dispatch import wiring as fast_paths
 from routeblock.workflow import FIGURES, checkpoint_arguments, code, prepare, recorded
 
 CONFIG = prepare(config, Path("results"))
@@ -85,7 +86,8 @@ PLACES += [
 CAPTURED = [place for place in PLACES if place["plan_source"] == "captured"]
 
 # How Snakemake's report groups tables and figures.
-STUDY_A, STUDY_B, ALIGNMENT_COST = "Study A: route blocks", "Study B: grouped schedules", "Canonical alignment"
+STUDY_A, STUDY_B = "Study A: route blocks", "Study B: grouped schedules"
+ALIGNMENT_COST, FAST_PATHS = "Canonical alignment", "Fast paths"
 
 
 def each(patterns, lanes=STUDIES["lane"]):

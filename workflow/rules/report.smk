@@ -20,6 +20,8 @@ rule report:
             rules.recorded_alignment.output.manifest,
             rules.alignment_statistics.output.manifest,
             rules.validate_alignment.output.manifest,
+            rules.recorded_dispatch.output.manifest,
+            rules.dispatch_statistics.output.manifest,
         ],
     output:
         report="reports/routeblock.html",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from routeblock.alignment_cost import tables as alignment
 from routeblock.grouped_schedule import tables as grouped
+from routeblock.q6k_dispatch import tables as fast_paths
 from routeblock.route_block import tables as route_block
 from routeblock.tables import Column
 
@@ -73,6 +74,14 @@ CHAPTERS = (
             "sanitizer",
         ),
     ),
+    Chapter(
+        "fast-paths",
+        "Beyond study B: fast paths, their peers, and what binds",
+        "Kernels for the same expert jobs that read each expert's weights once, timed beside vLLM's plug-in and "
+        "llama.cpp in one run, every side charged with its own quantisation and grouping.",
+        (),
+        ("peers", "counters", "batch_bits", "dispatch_checks"),
+    ),
 )
 TABLES = tuple(name for chapter in CHAPTERS for name in chapter.tables)
 FIGURES = tuple(name for chapter in CHAPTERS for name in chapter.figures)
@@ -98,6 +107,8 @@ SHARES = {
     "trajectories": Share(rows=14),
     "differences": Share((("quantity", "elements that differ"),), 32),
     "relations": Share(rows=14),
+    "peers": Share(rows=22),
+    "counters": Share(rows=24),
     "confirmation": Share((("scope", "inclusive"),), 12),
 }
 # A table of up to so many rows is shown whole.
@@ -125,6 +136,8 @@ def formats(table: str) -> dict[str, str]:
         columns = grouped.TABLES[table][1]
     elif table in alignment.TABLES:
         columns = alignment.TABLES[table][1]
+    elif table in fast_paths.TABLES:
+        columns = fast_paths.TABLES[table][1]
     return {column.name: column.format for column in columns}
 
 

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timing, acceptance and verdicts of the fast paths on a rig that is no GPU."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from routeblock.cuda.q6k_plan import plan, tuned
+from routeblock.cuda.telemetry import State
+from routeblock.errors import InputError
+from routeblock.q6k_dispatch import counters, fixture, statistics, wiring
+from routeblock.q6k_dispatch.batches import read, write
+from routeblock.q6k_dispatch.measure import Measured, run
+from routeblock.q6k_dispatch.protocol import OURS, Protocol, Role, Shape, Side, load, shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAN = load(ROOT / wiring.PROTOCOL)
+QUIET = State(0, 1, 1980, 40)
+
+
+class Session:
+    """Times by side: a table, and a little noise by repetition."""
+
+    def __init__(self, rig: Rig, shape: Shape) -> None:
+        self.rig, self.jobs = rig, fixture.make(shape, PLAN.seed)
+        self.plans = {Side.AUTO: plan(shape.sizes, tuned(shape.sizes, 132))}
+
+    def check(self) -> Any:
+        facts = {"output_sha256": {str(s): "x" for s in OURS}, "samples": [], "furthest_of_bound": 0.0}
+        return type("Checked", (), {"wrong": self.rig.wrong, "facts": facts})()
+
+    def warm_up(self, series: Any) -> None:
+        self.rig.warmed.append(series.name)
+
+    def measure(self, series: Any) -> float:
+        self.rig.calls += 1
+        return self.rig.times[series.side] * (1 + 0.001 * (self.rig.calls % 3))
+
+    def close(self) -> None:
+        self.rig.closed += 1
+
+
+class Rig:
+    """Sides with given times; `states` are what NVML says, the last one for ever."""
+
+    def __init__(self, times: dict[Side, float], states: list[State], wrong: frozenset[Side] = frozenset()) -> None:
+        self.times, self.states, self.wrong = times, states, wrong
+        self.calls = self.closed = 0
+        self.warmed: list[str] = []
+        self.nvml = self
+
+    def sides(self) -> list[Side]:
+        return list(self.times)
+
+    def state(self) -> State:
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+    def open(self, shape: Shape) -> Session:
+        return Session(self, shape)
+
+    def pause(self, seconds: float) -> None:
+        pass
+
+
+def small(**changes: Any) -> Protocol:
+    """The protocol with one shape of every role."""
+    told = PLAN.model_dump(mode="json")
+    told["shapes"] = {role: matrices[:1] for role, matrices in told["shapes"].items()}
+    return Protocol.model_validate(told | changes)
+
+
+TIMES = dict.fromkeys((s.side for s in PLAN.series), 20.0) | {Side.AUTO: 9.0, Side.VLLM_BATCHED: 10.0}
+
+
+def measured(rig: Rig, protocol: Protocol) -> Measured:
+    found = Measured()
+    run(rig, protocol, found)
+    return found
+
+
+def test_a_shape_is_reached_where_the_whole_interval_is(tmp_path: Path) -> None:
+    protocol = small()
+    found = measured(Rig(TIMES, [QUIET]), protocol)
+    write(tmp_path / "b.parquet", found.batches)
+    compared = statistics.comparisons(read(tmp_path / "b.parquet"), protocol)
+    assert [(c.role, c.best, c.reached) for c in compared] == [
+        ("tuned", "vllm_batched", True),
+        ("held_out", "vllm_batched", True),
+        ("study", "vllm_batched", None),
+    ]
+    ratio = compared[0].ratios["vllm_batched"]
+    assert ratio and abs(ratio.ratio - 0.9) < 0.01 and ratio.low <= ratio.ratio <= ratio.high
+
+
+def test_a_slower_kernel_is_not_reached() -> None:
+    protocol = small()
+    found = measured(Rig(TIMES | {Side.AUTO: 10.01}, [QUIET]), protocol)
+    assert [c.reached for c in statistics.comparisons(found.batches, protocol)] == [False, False, None]
+
+
+def test_absent_peers_are_no_victory() -> None:
+    protocol = small()
+    there = {side: t for side, t in TIMES.items() if side not in (Side.VLLM_VEC, Side.VLLM_BATCHED, Side.LLAMA_CPP)}
+    compared = statistics.comparisons(measured(Rig(there, [QUIET]), protocol).batches, protocol)
+    assert all(c.best is None and c.reached is None and c.ratios["vllm_vec"] is None for c in compared)
+
+
+def test_a_throttled_repetition_is_timed_again_and_kept() -> None:
+    protocol = small()
+    rig = Rig(TIMES, [QUIET, State(0x8, 1, 900, 80), QUIET])
+    found = measured(rig, protocol)
+    reasons = Counter(b.reason for b in found.batches)
+    assert reasons["throttled"] == len(PLAN.series)
+    again = [b for b in found.batches if b.attempt == 1]
+    assert again and {b.repetition for b in again} == {0}
+    assert all(c.n == PLAN.repetitions for c in statistics.comparisons(found.batches, protocol))
+
+
+def test_a_wrong_side_voids_the_shape() -> None:
+    protocol = small()
+    found = measured(Rig(TIMES, [QUIET], frozenset({Side.VLLM_VEC})), protocol)
+    assert {b.reason for b in found.batches} == {"incorrect"}
+    assert all(c.reached is None and c.candidate_us is None for c in statistics.comparisons(found.batches, protocol))
+
+
+def test_a_repetition_accepted_twice_is_refused() -> None:
+    protocol = small()
+    found = measured(Rig(TIMES, [QUIET]), protocol)
+    with pytest.raises(InputError, match="accepted twice"):
+        statistics.comparisons([*found.batches, found.batches[0]], protocol)
+
+
+def test_every_series_stands_in_every_place() -> None:
+    found = measured(Rig(TIMES, [QUIET]), small())
+    places = Counter((b.series, b.position) for b in found.batches if b.role == "tuned")
+    assert max(places.values()) <= 3 and {b.direction for b in found.batches} == {"forward", "reversed"}
+
+
+def test_shapes_have_their_jobs() -> None:
+    assert len({s.label for s in shapes(PLAN)}) == 28
+    for shape in shapes(PLAN):
+        jobs = fixture.make(shape, PLAN.seed)
+        assert jobs.x.shape == (shape.slots // shape.top_k, shape.cols) and jobs.ids.max() < shape.pool
+        if shape.role is Role.STUDY:
+            assert jobs.active.size == shape.slots - 1
+        else:
+            rows = jobs.ids.reshape(-1, PLAN.top_k)
+            assert jobs.active.size == shape.slots
+            assert all(np.unique(row).size == PLAN.top_k for row in rows)
+
+
+def test_held_out_shapes_are_not_among_the_tuned() -> None:
+    assert not set(PLAN.shapes.held_out) & set(PLAN.shapes.tuned)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"candidate": "nobody"}, "series 'nobody' is there 0 times"),
+        ({"surprise": 1}, "surprise: Extra inputs"),
+        (
+            {
+                "shapes": PLAN.model_dump(mode="json")["shapes"]
+                | {"tuned": [{"slots": 9, "pool": 8, "rows": 1, "cols": 256}]}
+            },
+            "9 slots over a pool of 8",
+        ),
+    ],
+)
+def test_a_protocol_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(PLAN.model_dump(mode="json") | change))
+    with pytest.raises(InputError, match=says):
+        load(path)
+
+
+def ncu(cases: list[Any], runs: int = counters.RUNS) -> str:
+    """What ncu prints: a head, units, a line a kernel."""
+    metrics = list(PLAN.counters.metrics.values())
+    lines = ["==PROF== Connected", ",".join(f'"{n}"' for n in ("ID", "Kernel Name", *metrics))]
+    lines.append(",".join(f'"{n}"' for n in ("", "", *["unit"] * len(metrics))))
+    for i in range(runs * len(cases)):
+        lines.append(",".join(f'"{n}"' for n in (i, "dispatch_even", *[f"1,{i:03}.5"] * len(metrics))))
+    return "\n".join(lines)
+
+
+def test_the_second_run_of_a_case_is_counted() -> None:
+    cases = counters.cases(PLAN)
+    rows = counters.parse(ncu(cases), PLAN.counters.metrics, cases)
+    assert len(rows) == len(cases) == len(PLAN.counters.shapes) * len(PLAN.counters.sides)
+    assert [r["time_ns"] for r in rows[:2]] == [1001.5, 1003.5] and rows[0]["kernel"] == "dispatch_even"
+
+
+def test_a_missing_kernel_is_a_refusal() -> None:
+    cases = counters.cases(PLAN)
+    with pytest.raises(ValueError, match="kernels were counted"):
+        counters.parse(ncu(cases, runs=1), PLAN.counters.metrics, cases)
+
+
+def test_a_machine_without_ncu_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert counters.count(ROOT / wiring.PROTOCOL, tmp_path, tmp_path)["outcome"] == "absent"

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of the fast paths: the record of a GPU, its proof, its statistics, the tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[Path, typer.Option(help="Folder to write to.")]
+ProtocolFile = Annotated[Path, typer.Option("--protocol", help="The committed protocol.")]
+Given = Annotated[Path | None, typer.Option(help="Made before; default: compiled here.")]
+
+PROTOCOL = Path("fixtures/protocols/q6k_dispatch.json")
+
+
+def record_dispatch(
+    out: Out,
+    protocol: ProtocolFile = PROTOCOL,
+    plugin: Annotated[Path | None, typer.Option(help="_C_gguf.abi3.so of vllm-gguf-plugin; without: left out.")] = None,
+    llama: Annotated[Path | None, typer.Option(help="Folder of ggml's libraries; without: left out.")] = None,
+    cubin: Given = None,
+    schedules: Given = None,
+) -> None:
+    """Check, time and count the fast paths and their peers on this machine's GPU; one folder, one archive.
+
+    Exits 1 if a check found something.
+    """
+    from routeblock.q6k_dispatch import record
+    from routeblock.workflow import code
+
+    files = record.Given(cubin, schedules, plugin, llama)
+    wrong = record.write(out, protocol, files, code=code("record_dispatch"))
+    _report(wrong, str(out / record.ARCHIVE))
+
+
+def recorded_dispatch(
+    out: Out,
+    source: Annotated[Path, typer.Option(help="A committed record, with its contents.json.")],
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Prove a committed record again on this CPU: files, jobs, plans, bits of samples. Exits 1 if something differs."""
+    from routeblock.q6k_dispatch import reprove
+    from routeblock.workflow import code
+
+    wrong = reprove.write(out, source, protocol, code=code("recorded_dispatch"))
+    _report(wrong, "every sampled output is the recorded one")
+
+
+def dispatch_statistics(
+    out: Out,
+    record: Annotated[Path, typer.Option(help="The record's folder.")],
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Ratios to every peer, with intervals, from raw batches. Exits 1 if the record lacks what is asked for."""
+    from routeblock.q6k_dispatch import statistics
+    from routeblock.workflow import code
+
+    wrong = statistics.write(out, record, protocol, code=code("dispatch_statistics"))
+    _report(wrong, "the record is whole")
+
+
+def dispatch_table(
+    name: Annotated[str, typer.Argument(help="Which table.")],
+    out: Out,
+    record: Annotated[Path, typer.Option(help="The record's folder.")],
+    statistics: Annotated[Path, typer.Option(help="Its statistics.json.")],
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Write one table of the fast paths as .parquet, .csv and .md."""
+    from routeblock.q6k_dispatch import tables
+    from routeblock.workflow import code
+
+    tables.write(name, out, statistics, record, protocol, code=code(f"table_{name}"))
+
+
+def _report(wrong: list[str], otherwise: str) -> None:
+    for line in wrong:
+        print(line)
+    if wrong:
+        raise typer.Exit(1)
+    print(otherwise)
+
+
+COMMANDS = (record_dispatch, recorded_dispatch, dispatch_statistics, dispatch_table)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for command in COMMANDS:
+        app.command()(command)

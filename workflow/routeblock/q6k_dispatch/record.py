@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that this machine's GPU can tell, in one command without Snakemake: for a borrowed machine.
+
+Checks and times by the protocol, then batches' bits, counters and the sanitizer. All files lie in one folder, sealed,
+and once more in one archive.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from routeblock.cuda import q6k_dispatch as kernels
+from routeblock.cuda import sanitizer
+from routeblock.errors import InputError
+from routeblock.evidence.archive import pack
+from routeblock.evidence.digest import canonical_json, sha256_file
+from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
+from routeblock.q6k_dispatch import batches as raw
+from routeblock.q6k_dispatch import counters
+from routeblock.q6k_dispatch.measure import Measured
+from routeblock.q6k_dispatch.measure import run as measure
+from routeblock.q6k_dispatch.protocol import OURS, Protocol, load
+
+ARCHIVE, MANIFEST = "q6k_dispatch.tar.gz", "record_dispatch.manifest.json"
+BATCHES, RUN, COUNTERS, SANITIZER = "batches.parquet", "run.json", "counters.json", "sanitizer.json"
+FILES = (BATCHES, RUN, COUNTERS, SANITIZER)
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+EXERCISE = "routeblock.q6k_dispatch.exercise"
+_PACKAGES = ("torch", "numpy", "cuda-core", "cuda-bindings", "nvidia-ml-py")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The contents of a record's folder."""
+
+    folder: Path
+    batches: list[raw.Batch]
+    run: dict[str, Any]
+    counters: dict[str, Any]
+    sanitizer: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a record is made with: cubins by path (None: compile them), the peers' files (None: leave them out)."""
+
+    cubin: Path | None = None
+    schedules: Path | None = None
+    plugin: Path | None = None
+    llama: Path | None = None
+
+
+def write(
+    out: Path, protocol_path: Path, given: Given, *, code: str, progress: Callable[[str], None] = print
+) -> list[str]:
+    """Record into the folder `out` and pack it; returns what does not hold, one line each.
+
+    Raises InputError without a GPU, torch, cuda-core, or a peer that was asked for.
+    """
+    began = time.monotonic()
+    protocol = load(protocol_path)
+    out.mkdir(parents=True, exist_ok=True)
+    rig, cubins = _open(out, protocol, given)
+    measured = Measured()
+    facts: dict[str, Any] = {}
+    try:
+        plan = protocol.ceilings
+        facts["ceilings"] = {"dram": rig.read_rate(plan.dram_bytes), "l2": rig.read_rate(plan.l2_bytes)}
+        measure(rig, protocol, measured, progress)
+        progress(f"measured after {time.monotonic() - began:.1f} s")
+        from routeblock.q6k_dispatch import batch_bits
+
+        facts["batch_bits"] = batch_bits.run(rig, protocol)
+    finally:  # what was measured before an error stays
+        run = _run(rig, protocol, measured, given, cubins) | facts | {"seconds": round(time.monotonic() - began, 1)}
+        with atomic_file(out / BATCHES) as tmp:
+            raw.write(tmp, measured.batches)
+        _json(out / RUN, run)
+        _seal(out, protocol_path, protocol, code)
+    _json(out / COUNTERS, counters.count(protocol_path, *cubins))
+    progress(f"counted after {time.monotonic() - began:.1f} s")
+    reports = [sanitizer.run_tool(tool, EXERCISE, [str(cubins[0])]) for tool in TOOLS]
+    _json(out / SANITIZER, {"tools": [asdict(r) for r in reports]})
+    _seal(out, protocol_path, protocol, code)
+    return problems(read(out), protocol)
+
+
+def _open(out: Path, protocol: Protocol, given: Given) -> tuple[Any, tuple[Path, Path]]:
+    try:
+        import torch
+
+        from routeblock.q6k_dispatch.peers import LlamaCpp, Plugin
+        from routeblock.q6k_dispatch.rig import Rig
+    except ImportError as e:
+        raise InputError(
+            f"{e}", where="record-dispatch", limit="torch for CUDA is needed", way_out="install envs/cuda.txt"
+        ) from e
+    if not torch.cuda.is_available():
+        raise InputError(
+            "no CUDA GPU is visible",
+            where="record-dispatch",
+            limit="it records a GPU",
+            way_out="check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        )
+    major, minor = torch.cuda.get_device_capability(0)
+    cubins = _cubins(out, f"sm_{major}{minor}", given)
+    plugin = Plugin(given.plugin) if given.plugin else None
+    llama = LlamaCpp(given.llama) if given.llama else None
+    return Rig(protocol, cubins[0].read_bytes(), cubins[1].read_bytes(), plugin, llama), cubins
+
+
+def _cubins(out: Path, architecture: str, given: Given) -> tuple[Path, Path]:
+    from routeblock.cuda.build import compile_kernels
+
+    paths = given.cubin or out / "q6k_dispatch.cubin", given.schedules or out / "q6k_schedules.cubin"
+    if given.cubin is None:
+        paths[0].write_bytes(kernels.compile_for(architecture).code)
+    if given.schedules is None:
+        paths[1].write_bytes(compile_kernels("q6k_schedules", architecture).code)
+    return paths
+
+
+def _run(rig: Any, protocol: Protocol, measured: Measured, given: Given, cubins: tuple[Path, Path]) -> dict[str, Any]:
+    import torch
+
+    return {
+        "protocol_sha256": protocol.digest(),
+        "device": rig.nvml.identity()
+        | {
+            "architecture": rig.architecture,
+            "multiprocessors": rig.multiprocessors,
+            "l2_bytes": int(torch.cuda.get_device_properties(0).L2_cache_size),
+            "cuda": torch.version.cuda,
+            "packages": {name: _version(name) for name in _PACKAGES},
+        },
+        "cubin_sha256": {"q6k_dispatch": sha256_file(cubins[0]), "q6k_schedules": sha256_file(cubins[1])},
+        "peers": {
+            "plugin": _digests(given.plugin),
+            "llama_cpp": _digests(given.llama),
+            "block_size": rig.plugin.block_size if rig.plugin else None,
+        },
+        "checks": measured.checks,
+        "batches": dict(Counter(f"{b.series} {b.reason or 'accepted'}" for b in measured.batches)),
+    }
+
+
+def _digests(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    files = sorted(path.glob("*.so")) if path.is_dir() else [path]
+    return {p.name: sha256_file(p) for p in files}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _json(path: Path, told: dict[str, Any]) -> None:
+    with atomic_file(path) as tmp:
+        tmp.write_bytes(canonical_json(told))
+
+
+def _seal(out: Path, protocol_path: Path, protocol: Protocol, code: str) -> None:
+    written = [out / name for name in FILES if (out / name).is_file()]
+    seal(
+        out / MANIFEST,
+        rule="record_dispatch",
+        outputs=written,
+        inputs=[protocol_path],
+        parameters={"protocol_sha256": protocol.digest()},
+        code=code,
+    )
+    pack(out / ARCHIVE, {p.name: p for p in [*written, out / MANIFEST]})
+
+
+def read(folder: Path) -> Recorded:
+    """Read such a folder. Raises InputError if a file is missing or malformed."""
+    try:
+        run, counted, tools = (json.loads((folder / n).read_text(encoding="utf-8")) for n in (RUN, COUNTERS, SANITIZER))
+    except (OSError, ValueError) as e:
+        raise InputError(
+            f"not a record: {e}",
+            where=str(folder),
+            limit=f"it holds {', '.join(FILES)}",
+            way_out="record again: routeblock record-dispatch",
+        ) from e
+    return Recorded(folder, raw.read(folder / BATCHES), run, counted, tools)
+
+
+def problems(found: Recorded, protocol: Protocol) -> list[str]:
+    """What a record lacks or does not show, one line each. Refused counters or tools are told, and no problem."""
+    run, wrong = found.run, []
+    if run["protocol_sha256"] != protocol.digest():
+        wrong.append(f"carries protocol {run['protocol_sha256'][:12]}, the given one is {protocol.digest()[:12]}")
+    plugin = set(run["peers"]["plugin"].values())
+    if plugin and plugin != {protocol.plugin.sha256}:
+        wrong.append("the plug-in is not the protocol's")
+    for check in run["checks"]:
+        where = f"{check['role']} {check['slots']}/{check['pool']} {check['rows']}x{check['cols']}"
+        if check["wrong"]:
+            wrong.append(f"{where}: wrong {', '.join(check['wrong'])}")
+        if len({check["output_sha256"][str(side)] for side in OURS}) != 1:
+            wrong.append(f"{where}: the paths' bits differ")
+        if not check["furthest_of_bound"] <= 1:
+            wrong.append(f"{where}: {check['furthest_of_bound']} of the bound")
+    ours = {b["sha256"] for b in run.get("batch_bits", []) if b["side"] in set(map(str, OURS))}
+    if len(ours) != 1:
+        wrong.append(f"one job has {len(ours)} outputs in different batches")
+    wrong += [f"{t['tool']}: {t['lines'][-1]}" for t in found.sanitizer["tools"] if t["outcome"] == "found"]
+    return wrong
