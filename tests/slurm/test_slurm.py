@@ -175,7 +175,7 @@ import sys, time
 sys.path.insert(0, {here!r})
 from single_node import single_node
 with single_node(limit_s=60) as node:
-    node.command("sbatch", "--wrap", "srun sleep 50")
+    node.command("sbatch", "--output=/dev/null", "--wrap", "srun sleep 50")
     while not node.command("squeue", "--noheader", "--states=RUNNING"):
         time.sleep(0.1)
     time.sleep(0.5)
