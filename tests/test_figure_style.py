@@ -20,6 +20,7 @@ from routeblock.evidence.chain import verify
 from routeblock.figure_style import DARK, FAINT, GREY, INK, LIGHT, MID, PAPER, Row, TableFigure
 from routeblock.grouped_schedule import wiring as grouped
 from routeblock.grouped_schedule.figures import FIGURES as GROUPED
+from routeblock.q6k_dispatch import wiring as fast_paths
 from routeblock.route_block.figures import FIGURES
 from routeblock.tables import Column
 
@@ -108,7 +109,10 @@ def test_the_workflow_has_a_rule_and_a_caption_for_every_figure_and_table() -> N
     figures = (*workflow.FIGURES, *grouped.FIGURES, *alignment.FIGURES)
     assert sorted(figures) == sorted([*FIGURES, *GROUPED, *ALIGNMENT])
     wanted = {f"figure_{name}" for name in figures}
-    wanted |= {f"table_{n}" for n in (*workflow.TABLES, *workflow.GPU_TABLES, *grouped.TABLES, *alignment.TABLES)}
+    wanted |= {
+        f"table_{n}"
+        for n in (*workflow.TABLES, *workflow.GPU_TABLES, *grouped.TABLES, *alignment.TABLES, *fast_paths.TABLES)
+    }
     assert {path.stem for path in (ROOT / "workflow/report").glob("*.rst")} == wanted
     assert wanted <= workflow.RULES.keys()
     origin = ("modelled", "computed", "recorded", "observed")

@@ -14,6 +14,7 @@ from checkout import ROOT, Checkout
 from routeblock import workflow
 from routeblock.alignment_cost import wiring as alignment
 from routeblock.grouped_schedule import wiring as grouped
+from routeblock.q6k_dispatch import wiring as fast_paths
 
 NAMES = ("table_versions", "figure_trajectories")
 
@@ -52,7 +53,10 @@ def test_the_report_shows_a_table_and_a_figure_under_their_captions(
 def test_every_table_and_figure_is_a_target_and_no_rule_is_nameless() -> None:
     done = Checkout(ROOT).command("snakemake", "--list-target-rules")
     listed = done.stdout.split()
-    wanted = [f"table_{n}" for n in (*workflow.TABLES, *workflow.GPU_TABLES, *grouped.TABLES, *alignment.TABLES)]
+    wanted = [
+        f"table_{n}"
+        for n in (*workflow.TABLES, *workflow.GPU_TABLES, *grouped.TABLES, *alignment.TABLES, *fast_paths.TABLES)
+    ]
     wanted += [f"figure_{n}" for n in (*workflow.FIGURES, *grouped.FIGURES, *alignment.FIGURES)]
     assert done.returncode == 0 and sorted(listed) == listed
     assert [n for n in listed if n.startswith(("table_", "figure_"))] == sorted(wanted)
