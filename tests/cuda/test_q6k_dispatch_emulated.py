@@ -14,7 +14,6 @@ from routeblock.cuda.q6k_plan import Products, Sizes, Tuning, plan
 from routeblock.moe import q6k
 from routeblock.moe.q6k_segments import dot
 
-pytestmark = pytest.mark.skipif(emulator.COMPILER is None, reason="no C++ compiler")
 SMALL = Tuning(warps=2, tile_segments=32, tiles=1, capacity=8, few=3, fused=False)
 
 
