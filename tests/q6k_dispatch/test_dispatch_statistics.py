@@ -180,29 +180,36 @@ def test_a_protocol_that_does_not_fit_is_refused(tmp_path: Path, change: dict[st
         load(path)
 
 
-def ncu(cases: list[Any], runs: int = counters.RUNS) -> str:
-    """What ncu prints: a head, units, a line a kernel."""
-    metrics = list(PLAN.counters.metrics.values())
+def ncu(graphs: int) -> str:
+    """What ncu prints: a head, units, a line a graph."""
+    metrics = [*PLAN.counters.metrics.values(), *PLAN.counters.stalls.values()]
     lines = ["==PROF== Connected", ",".join(f'"{n}"' for n in ("ID", "Kernel Name", *metrics))]
     lines.append(",".join(f'"{n}"' for n in ("", "", *["unit"] * len(metrics))))
-    for i in range(runs * len(cases)):
-        lines.append(",".join(f'"{n}"' for n in (i, "dispatch_even", *[f"1,{i:03}.5"] * len(metrics))))
+    for i in range(graphs):
+        lines.append(",".join(f'"{n}"' for n in (i, "graph", *[f"1,{i:03}.5"] * len(metrics))))
     return "\n".join(lines)
 
 
-def test_the_second_run_of_a_case_is_counted() -> None:
-    cases = counters.cases(PLAN)
-    rows = counters.parse(ncu(cases), PLAN.counters.metrics, cases)
-    assert len(rows) == len(cases) == len(PLAN.counters.shapes) * len(PLAN.counters.sides)
-    assert [r["time_ns"] for r in rows[:2]] == [1001.5, 1003.5] and rows[0]["kernel"] == "dispatch_even"
+def test_ours_is_counted_at_every_bound_shape_and_all_sides_at_some() -> None:
+    plan, cases = PLAN.counters, counters.cases(PLAN)
+    bound = {(s.role, s.slots, s.pool, s.rows, s.cols) for s in shapes(PLAN) if s.role in PLAN.threshold.roles}
+    assert {(s.role, s.slots, s.pool, s.rows, s.cols) for s, side in cases if side is Side.AUTO} == bound
+    assert len(cases) == len(set(cases)) == len(bound) + len(plan.shapes) * (len(plan.sides) - 1)
 
 
-def test_a_missing_kernel_is_a_refusal() -> None:
+def test_a_graph_of_every_case_is_counted() -> None:
     cases = counters.cases(PLAN)
-    with pytest.raises(ValueError, match="kernels were counted"):
-        counters.parse(ncu(cases, runs=1), PLAN.counters.metrics, cases)
+    rows = counters.parse(ncu(len(cases)), PLAN)
+    assert [(r["role"], r["slots"], r["side"]) for r in rows] == [(s.role, s.slots, side) for s, side in cases]
+    assert [r["time_ns"] for r in rows[:2]] == [1000.5, 1001.5]
+    assert rows[1]["stalls"] == dict.fromkeys(PLAN.counters.stalls, 1001.5)
+
+
+def test_a_missing_graph_is_a_refusal() -> None:
+    with pytest.raises(ValueError, match="graphs were counted"):
+        counters.parse(ncu(len(counters.cases(PLAN)) - 1), PLAN)
 
 
 def test_a_machine_without_ncu_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert counters.count(ROOT / wiring.PROTOCOL, tmp_path, tmp_path)["outcome"] == "absent"
+    assert counters.count(ROOT / wiring.PROTOCOL, tmp_path, tmp_path, None)["outcome"] == "absent"

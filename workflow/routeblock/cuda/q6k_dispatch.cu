@@ -705,6 +705,12 @@ extern "C" __global__ void quantize_q8_1(const float* source, unsigned char* qua
     if (index % 8 == 0) block[0] = half_bits(q.d) | half_bits(__fmul_rn(q.step, static_cast<float>(sum))) << 16;
 }
 
+// Launched as the kernels of a call are, and does nothing: what launching alone takes.
+extern "C" __global__ void nothing(int) {
+    let_successor_start();
+    wait_for_predecessor();
+}
+
 // Reads `bytes` (a multiple of 16), every block of threads its own stretch: what memory or L2 can give at most.
 extern "C" __global__ void read_all(const int4* from, size_t bytes, int* unlikely) {
     const size_t count = bytes / 16, step = static_cast<size_t>(gridDim.x) * blockDim.x;

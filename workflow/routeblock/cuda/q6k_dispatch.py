@@ -14,7 +14,7 @@ from routeblock.cuda import nvrtc
 from routeblock.cuda.q6k_plan import Plan, Sizes
 from routeblock.errors import InputError
 
-KERNELS = ("dispatch_even", "dispatch_odd", "quantize_even", "quantize_odd", "quantize_q8_1", "read_all")
+KERNELS = ("dispatch_even", "dispatch_odd", "quantize_even", "quantize_odd", "quantize_q8_1", "read_all", "nothing")
 QUANTIZE_THREADS = 128
 SOURCE = Path(__file__).with_name("q6k_dispatch.cu")
 HEADERS = (Path(__file__).with_name("q6k_machine.cuh"),)
@@ -111,6 +111,14 @@ class Kernels:
             shared=plan.shared_bytes,
             early=self._early and not plan.fused,
         )
+
+    def nothing(self, sizes: Sizes, plan: Plan, stream: int) -> None:
+        """Enqueue the launches of one call of `products`, of a kernel that does nothing."""
+        unused = ((0, _INT),)
+        if not plan.fused:
+            self.launch("nothing", stream, (sizes.tokens, 1, 1), (QUANTIZE_THREADS, 1, 1), unused)
+        grid, block, early = (plan.grid, 1, 1), (plan.threads, 1, 1), self._early and not plan.fused
+        self.launch("nothing", stream, grid, block, unused, shared=plan.shared_bytes, early=early)
 
     def quantize_q8_1(self, stream: int, x: int, out: int, values: int) -> None:
         """Enqueue ggml's Q8_1 blocks of float32 [values], a multiple of 32."""

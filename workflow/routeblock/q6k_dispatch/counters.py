@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware counters of the products, by ncu, of study B's schedules and of our paths. A refusal is recorded.
+"""Hardware counters by ncu, of our calls and of study B's products, and their times without it. A refusal is recorded.
 
-Run as `python -m routeblock.q6k_dispatch.counters PROTOCOL CUBIN SCHEDULES` it is what ncu watches: every shape, every
-side, each twice; of the two the second counts.
+Run as `python -m routeblock.q6k_dispatch.counters PROTOCOL CUBIN SCHEDULES` it is what ncu watches: a graph of calls of
+every shape and side, replayed twice; the second replay counts, as one workload.
 """
 
 from __future__ import annotations
@@ -13,33 +13,40 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from routeblock.evidence.digest import PACKAGE_ROOT
-from routeblock.q6k_dispatch.protocol import Protocol, Role, Shape, Side, load, shape_of
+import numpy as np
 
-PRODUCTS = "regex:^(dispatch_even|dispatch_odd|job_major|grouped)$"
-RUNS, TIMEOUT_S = 2, 240
-_FACTOR = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}
+from routeblock.evidence.digest import PACKAGE_ROOT
+from routeblock.q6k_dispatch.protocol import Protocol, Shape, Side, load, shape_of
+
+TIMEOUT_S = 240
 
 
 def cases(protocol: Protocol) -> list[tuple[Shape, Side]]:
-    """What is counted, in order."""
-    plan = protocol.counters
-    every = [shape_of(m, Role.TUNED, protocol) for m in plan.shapes]
-    return [(shape, side) for shape in every for side in plan.sides]
+    """What is counted, in order: shapes of one matrix together."""
+    plan, bound = protocol.counters, protocol.threshold.roles
+    every = [(m, shape_of(m, role, protocol)) for role in bound for m in getattr(protocol.shapes, role)]
+    every.sort(key=lambda both: (both[1].rows, both[1].cols, -both[1].pool))
+    return [(shape, side) for m, shape in every for side in (plan.sides if m in plan.shapes else plan.everywhere)]
 
 
-def count(protocol_path: Path, cubin: Path, schedules: Path) -> dict[str, Any]:
-    """What ncu read: `outcome` counted, refused or absent, lines that tell why, and a row for every case."""
+def count(protocol_path: Path, cubin: Path, schedules: Path, rig: Any) -> dict[str, Any]:
+    """What ncu read: `outcome` counted, refused or absent, lines that tell why, and a row for every case.
+
+    rig: see `rig.Rig`; it times the same graphs without ncu.
+    """
     program = shutil.which("ncu")
     if program is None:
         return {"outcome": "absent", "lines": ["ncu is not on PATH"], "rows": []}
     protocol = load(protocol_path)
-    metrics = protocol.counters.metrics
+    plan = protocol.counters
+    metrics = [*plan.metrics.values(), *plan.stalls.values()]
     command = [program, "--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw"]
-    command += ["--metrics", ",".join(metrics.values()), "--kernel-name", PRODUCTS, "--print-units", "base"]
+    command += ["--metrics", ",".join(metrics), "--print-units", "base"]
+    command += ["--graph-profiling", "graph", "--profile-from-start", "off"]
     command += [sys.executable, "-m", "routeblock.q6k_dispatch.counters", *map(str, (protocol_path, cubin, schedules))]
     paths = [str(PACKAGE_ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -49,30 +56,58 @@ def count(protocol_path: Path, cubin: Path, schedules: Path) -> dict[str, Any]:
         return {"outcome": "refused", "lines": [f"not done after {TIMEOUT_S} s"], "rows": []}
     lines = [line for line in done.stdout.splitlines() if line.startswith("==")] + done.stderr.splitlines()[-5:]
     try:
-        rows = parse(done.stdout, metrics, cases(protocol))
+        rows = parse(done.stdout, protocol)
     except ValueError as e:
         return {"outcome": "refused", "lines": [str(e), *lines[:20]], "rows": []}
+    for row, time_us in zip(rows, replays(rig, protocol), strict=True):
+        row["replay_us"] = time_us
     return {"outcome": "counted", "lines": [line for line in lines if "WARNING" in line], "rows": rows}
 
 
-def parse(output: str, metrics: dict[str, str], wanted: list[tuple[Shape, Side]]) -> list[dict[str, Any]]:
-    """Rows of ncu's CSV in base units. Raises ValueError if it does not hold every case so many times."""
+def parse(output: str, protocol: Protocol) -> list[dict[str, Any]]:
+    """Rows of ncu's CSV in base units, a graph each. Raises ValueError if it does not hold every case once."""
+    plan, wanted = protocol.counters, cases(protocol)
     text = "\n".join(line for line in output.splitlines() if line.startswith('"'))
     table = list(csv.DictReader(io.StringIO(text)))
-    kernels = [row for row in table if row.get("ID", "").strip()]  # the row under the head holds units
-    if len(kernels) != RUNS * len(wanted):
-        raise ValueError(f"{len(kernels)} kernels were counted, {RUNS * len(wanted)} ran")
+    graphs = [row for row in table if row.get("ID", "").strip()]  # the row under the head holds units
+    if len(graphs) != len(wanted):
+        raise ValueError(f"{len(graphs)} graphs were counted, {len(wanted)} ran")
     found = []
-    for i, (shape, side) in enumerate(wanted):
-        row = kernels[RUNS * i + RUNS - 1]
-        values = {name: float(row[metric].replace(",", "")) for name, metric in metrics.items()}
+    for row, (shape, side) in zip(graphs, wanted, strict=True):
+        values, stalls = (
+            {name: float(row[metric].replace(",", "")) for name, metric in metrics.items()}
+            for metrics in (plan.metrics, plan.stalls)
+        )
         where = {"slots": shape.slots, "pool": shape.pool, "rows": shape.rows, "cols": shape.cols}
-        found.append({**where, "side": str(side), "kernel": row["Kernel Name"].split("(")[0], **values})
+        found.append({"role": str(shape.role), **where, "side": str(side), **values, "stalls": stalls})
     return found
 
 
+def replays(rig: Any, protocol: Protocol) -> list[float]:
+    """Microseconds of one call of every case, by graphs as they are counted, without a profiler."""
+    from routeblock.q6k_dispatch.rig import Graph
+
+    plan, found = protocol.counters, []
+    for session, side in _sessions(rig, protocol):
+        graph = Graph(rig.stream, session.counted(side), protocol.warmups, plan.calls)
+        found.append(float(np.median([graph.replay() for _ in range(plan.replays)])))
+    return found
+
+
+def _sessions(rig: Any, protocol: Protocol) -> Iterator[tuple[Any, Side]]:
+    opened: dict[Shape, Any] = {}
+    for shape, side in cases(protocol):
+        if shape not in opened:
+            for session in opened.values():
+                session.close()
+            opened = {shape: rig.open(shape)}
+        yield opened[shape], side
+    for session in opened.values():
+        session.close()
+
+
 def main(arguments: list[str]) -> int:
-    """Run every case `RUNS` times."""
+    """Replay a graph of every case twice, the second time for the profiler."""
     import torch
 
     from routeblock.q6k_dispatch.rig import Rig
@@ -80,13 +115,21 @@ def main(arguments: list[str]) -> int:
     protocol_path, cubin, schedules = map(Path, arguments)
     protocol = load(protocol_path)
     rig = Rig(protocol, cubin.read_bytes(), schedules.read_bytes(), None, None)
-    sessions: dict[Shape, Any] = {}
-    for shape, side in cases(protocol):
-        if shape not in sessions:
-            sessions = {shape: rig.open(shape)}
-        for _ in range(RUNS):
-            sessions[shape].call(side)()
-            torch.cuda.synchronize()
+    for session, side in _sessions(rig, protocol):
+        call = session.counted(side)
+        with torch.cuda.stream(rig.stream):
+            call()
+            rig.stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=rig.stream):
+                for _ in range(protocol.counters.calls):
+                    call()
+            graph.replay()
+            rig.stream.synchronize()
+            torch.cuda.cudart().cudaProfilerStart()
+            graph.replay()
+            rig.stream.synchronize()
+            torch.cuda.cudart().cudaProfilerStop()
     return 0
 
 

@@ -32,9 +32,12 @@ class Side(StrEnum):
     BAND32 = "band32"
     BAND128 = "band128"
     BAND512 = "band512"
+    READ = "read"
+    EMPTY = "empty"
 
 
 OURS = (Side.AUTO, Side.DP4A, Side.TENSOR)
+LIMITS = (Side.READ, Side.EMPTY)  # they give no output
 
 
 class Role(StrEnum):
@@ -105,6 +108,13 @@ class Threshold(_Strict):
     rule: str
 
 
+class Limit(_Strict):
+    """Series whose times no call can go below."""
+
+    series: tuple[str, ...]
+    rule: str
+
+
 class Correctness(_Strict):
     samples: Count
     peer_error: float
@@ -125,9 +135,15 @@ class Ceilings(_Strict):
 
 
 class Counters(_Strict):
+    """`sides` are counted at `shapes`, those of `everywhere` at every shape that the threshold binds."""
+
     sides: tuple[Side, ...]
     shapes: tuple[Matrix, ...]
+    everywhere: tuple[Side, ...]
+    calls: Count
+    replays: Count
     metrics: dict[str, str]
+    stalls: dict[str, str]
     binds_from: float
     rule: str
 
@@ -165,6 +181,7 @@ class Protocol(_Strict):
     statistic: str
     bootstrap: Bootstrap
     threshold: Threshold
+    limit: Limit
     correctness: Correctness
     batch_bits: BatchBits
     ceilings: Ceilings
@@ -225,7 +242,7 @@ def load(path: Path) -> Protocol:
         what = f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail else str(e)
         raise _refuse(f"not a protocol: {what}", path, "the fields of Protocol and no others are allowed") from e
     names = [s.name for s in protocol.series]
-    for name in (protocol.candidate, protocol.floor, *protocol.peers):
+    for name in (protocol.candidate, protocol.floor, *protocol.peers, *protocol.limit.series):
         if names.count(name) != 1:
             raise _refuse(f"series {name!r} is there {names.count(name)} times", path, f"series are {', '.join(names)}")
     for role in (Role.TUNED, Role.HELD_OUT):

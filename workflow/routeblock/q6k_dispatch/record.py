@@ -85,7 +85,7 @@ def write(
             raw.write(tmp, measured.batches)
         _json(out / RUN, run)
         _seal(out, protocol_path, protocol, code)
-    _json(out / COUNTERS, counters.count(protocol_path, *cubins))
+    _json(out / COUNTERS, counters.count(protocol_path, *cubins, rig))
     progress(f"counted after {time.monotonic() - began:.1f} s")
     reports = [sanitizer.run_tool(tool, EXERCISE, [str(cubins[0])]) for tool in TOOLS]
     _json(out / SANITIZER, {"tools": [asdict(r) for r in reports]})

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,13 +23,14 @@ from routeblock.moe.q6k_segments import bound, dot
 from routeblock.q6k_dispatch import fixture
 from routeblock.q6k_dispatch.fixture import Jobs
 from routeblock.q6k_dispatch.peers import Batched, LlamaCpp, LlamaShape, Plugin
-from routeblock.q6k_dispatch.protocol import OURS, Protocol, Series, Shape, Side
+from routeblock.q6k_dispatch.protocol import LIMITS, OURS, Protocol, Series, Shape, Side
 
 Call = Callable[[], Any]
 POISON = 0x7F
 SCHEDULES = ("job_major", "grouped", "rank_sort")
 WARPS, RANK_LANES, RANK_JOBS = 4, 8, 32  # of study B's kernels
 LLAMA_WARM_UPS = 4
+READ_BLOCKS, READ_THREADS = (2, 4, 8, 16), 256  # blocks of threads a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Rig:
         self.multiprocessors = int(properties.multi_processor_count)
         self.stream = torch.cuda.Stream()
         self.nvml = telemetry.Gpu(_bus_id(properties))
+        self._unlikely = torch.zeros(1, dtype=torch.int32, device="cuda")
         self._weights: tuple[tuple[int, int, int], NDArray[np.uint8], Any] | None = None
 
     def sides(self) -> list[Side]:
@@ -78,22 +81,18 @@ class Rig:
     def read_rate(self, size: int) -> float:
         """Bytes a second of a kernel that only reads `size` bytes, median of 9 graphs of 8 launches."""
         buffer = torch.ones(size // 4, dtype=torch.int32, device="cuda")
-        unlikely = torch.zeros(1, dtype=torch.int32, device="cuda")
-        import ctypes
+        graph = Graph(self.stream, self.read(buffer, size, 8), 2, 8)
+        return size / float(np.median([graph.replay() for _ in range(9)])) * 1e6
 
+    def read(self, buffer: Any, size: int, blocks: int) -> Call:
+        """A kernel that only reads the first `size` bytes of a tensor; `blocks` of threads a multiprocessor."""
         arguments = (
             (buffer.data_ptr(), ctypes.c_void_p),
             (size, ctypes.c_size_t),
-            (unlikely.data_ptr(), ctypes.c_void_p),
+            (self._unlikely.data_ptr(), ctypes.c_void_p),
         )
-        grid = (8 * self.multiprocessors, 1, 1)
-        graph = Graph(
-            self.stream,
-            lambda: self.kernels.launch("read_all", self.stream.cuda_stream, grid, (256, 1, 1), arguments),
-            2,
-            8,
-        )
-        return size / float(np.median([graph.replay() for _ in range(9)])) * 1e6
+        grid, block = (blocks * self.multiprocessors, 1, 1), (READ_THREADS, 1, 1)
+        return lambda: self.kernels.launch("read_all", torch.cuda.current_stream().cuda_stream, grid, block, arguments)
 
     def pause(self, seconds: float) -> None:
         """Sleep."""
@@ -157,7 +156,9 @@ class Session:
         self.plans = {Side(p.value): plan(sizes, tuning, p, architecture=rig.architecture) for p in Products}
         self._keep: list[Any] = []
         self._calls: dict[Side, Call] = {side: self._ours(side) for side in OURS}
+        self._products: dict[Side, Call] = {}  # of study B's schedules alone
         self._calls |= {side: self._schedule(side) for side in Side if side in _SCHEDULE_SIDES}
+        self._calls[Side.EMPTY] = self._empty()
         active = jobs.active
         tokens = active // shape.top_k if shape.top_k == 1 else np.arange(sizes.tokens)
         self._active, self._active_x = active, torch.from_numpy(jobs.x[tokens]).cuda()
@@ -190,8 +191,6 @@ class Session:
 
     def _schedule(self, side: Side) -> Call:
         """Study B's schedule on Q8_1 blocks of every slot: quantised, ranked, multiplied."""
-        import ctypes
-
         shape, arm = self.shape, BY_NAME[side.value]
         walk = geometry(arm, shape.slots, shape.rows, WARPS)
         wide = self._x.repeat_interleave(shape.top_k, dim=0).contiguous()
@@ -216,17 +215,43 @@ class Session:
             ),
         )
 
+        launch = self.rig.schedules.launch
+
+        def product() -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            name, grid = ("grouped" if ranked else "job_major"), (walk.tiles, walk.jobs, walk.bands)
+            launch(name, stream, grid, (32, WARPS, 1), arguments)
+
         def call() -> Any:
             stream = torch.cuda.current_stream().cuda_stream
             self.rig.kernels.quantize_q8_1(stream, wide.data_ptr(), blocks.data_ptr(), wide.numel())
-            launch = self.rig.schedules.launch
             if ranked:
                 launch("rank_sort", stream, (-(-shape.slots // RANK_JOBS), 1, 1), (RANK_LANES, RANK_JOBS, 1), rank)
-            name, grid = ("grouped" if ranked else "job_major"), (walk.tiles, walk.jobs, walk.bands)
-            launch(name, stream, grid, (32, WARPS, 1), arguments)
+            product()
             return self._out
 
+        self._products[side] = product
         return call
+
+    def _empty(self) -> Call:
+        sizes, chosen = self.shape.sizes, self.plans[Side.AUTO]
+        return lambda: self.rig.kernels.nothing(sizes, chosen, torch.cuda.current_stream().cuda_stream)
+
+    def _read(self) -> Call:
+        """As many bytes as the weights of the used experts, read once, on the fastest grid."""
+        size, plan = self.jobs.facts()["weight_bytes"], self.rig.protocol
+
+        def time_of(call: Call) -> float:
+            graph = Graph(self.rig.stream, call, plan.warmups, plan.launches)
+            return float(np.median([graph.replay() for _ in range(3)]))
+
+        return min((self.rig.read(self._weights, size, blocks) for blocks in READ_BLOCKS), key=time_of)
+
+    def counted(self, side: Side) -> Call:
+        """What counters watch of a side: the whole call; of study B's schedules the product, after one whole call."""
+        self._calls[side]()
+        torch.cuda.synchronize()
+        return self._products.get(side, self._calls[side])
 
     def output(self, side: Side) -> NDArray[np.float32]:
         """The active jobs' rows, float32 [active, rows], after a call onto poisoned memory."""
@@ -252,7 +277,7 @@ class Session:
         reference = ours[Side.AUTO].astype(np.float64)
         errors = {}
         for side in self.rig.sides():
-            if side not in OURS:
+            if side not in (*OURS, *LIMITS):
                 difference = np.linalg.norm(self.output(side) - reference) / np.linalg.norm(reference)
                 errors[str(side)] = float(difference)
                 if not difference <= rules.peer_error:
@@ -285,6 +310,8 @@ class Session:
             assert self._llama is not None
             self._llama.warm_up(LLAMA_WARM_UPS)
             return
+        if series.side is Side.READ:
+            self._calls[Side.READ] = self._read()
         plan = self.rig.protocol
         self._graphs[series.name] = Graph(self.rig.stream, self._calls[series.side], plan.warmups, plan.launches)
         self._graphs[series.name].replay()
