@@ -30,7 +30,8 @@ def cases(protocol: Protocol) -> list[tuple[Shape, Side]]:
     plan, bound = protocol.counters, protocol.threshold.roles
     every = [(m, shape_of(m, role, protocol)) for role in bound for m in getattr(protocol.shapes, role)]
     every.sort(key=lambda both: (both[1].rows, both[1].cols, -both[1].pool))
-    return [(shape, side) for m, shape in every for side in (plan.sides if m in plan.shapes else plan.everywhere)]
+    whole = tuple(dict.fromkeys((*plan.everywhere, *plan.sides)))
+    return [(shape, side) for m, shape in every for side in (whole if m in plan.shapes else plan.everywhere)]
 
 
 def count(protocol_path: Path, cubin: Path, schedules: Path, rig: Any) -> dict[str, Any]:
