@@ -112,7 +112,7 @@ def test_the_checks_are_told(found: record.Recorded, compared: list[Comparison])
 def test_the_rules_name_the_tables_and_files() -> None:
     assert tuple(tables.TABLES) == wiring.TABLES and record.FILES == wiring.FILES
     with pytest.raises(InputError, match="no table is called 'costs'"):
-        tables.write("costs", ROOT, ROOT, ROOT, ROOT, code="")
+        tables.write("costs", ROOT, ROOT, ROOT, ROOT, ROOT, code="")
 
 
 def copied(tmp_path: Path) -> Path:

@@ -92,6 +92,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = record_folder(base / "record", protocol)
     common = ["--record", str(folder), "--protocol", str(protocol)]
     assert main(["alignment-statistics", *common, "--out", str(base / "statistics")]) == 0
+    statistics = str(base / "statistics/statistics.json")
+    assert main(["validate-alignment", *common, "--statistics", statistics, "--out", str(base / "validation")]) == 0
     (base / "none.json").write_text("{}")
     (base / "list.json").write_text("[]")
     return {
@@ -99,6 +101,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "record": folder,
         "statistics": base / "statistics/statistics.json",
         "mutations": base / "none.json",
+        "validation": base / "validation/validation.json",
         "declared": COMMITTED.parents[1] / "alignment_mutations.json",
         "source": folder,
     }
@@ -110,7 +113,7 @@ COMMANDS = {
     "alignment-statistics": ("record", "protocol"),
     "validate-alignment": ("record", "statistics", "protocol"),
     "mutate-alignment": ("record", "statistics", "protocol", "declared"),
-    "alignment-table alignment_cost": ("record", "statistics", "mutations"),
+    "alignment-table alignment_cost": ("record", "statistics", "mutations", "validation"),
 }
 
 
@@ -125,7 +128,7 @@ def test_an_input_that_is_missing_or_something_else_is_told(
     out = tmp_path / "out"
     options = [part for name in COMMANDS[command] for part in (f"--{name}", str(given[name]))]
     line = refused(capsys, *command.split(), *options, "--out", str(out))
-    assert str(other) in line or option == "mutations", line
+    assert str(other) in line or option in ("mutations", "validation"), line
     assert not out.exists()
 
 
@@ -141,7 +144,7 @@ def test_a_record_with_a_malformed_file_is_told(
     (folder / name).write_text('{"checks": [{}], "tools": [3]}')
     options = {n: str(p) for n, p in (sound | {"record": folder}).items() if n in COMMANDS.get(command, ())}
     if command.startswith("alignment-table"):
-        options = {n: str(sound[n]) for n in ("statistics", "mutations")} | {"record": str(folder)}
+        options = {n: str(sound[n]) for n in ("statistics", "mutations", "validation")} | {"record": str(folder)}
     command_line = [*command.split(), *(part for n, p in options.items() for part in (f"--{n}", p))]
     assert str(folder) in refused(capsys, *command_line, "--out", str(tmp_path / "out"))
 
@@ -197,7 +200,7 @@ def test_a_protocol_out_of_range_is_told(
 def test_a_table_that_does_not_exist_is_told(
     sound: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [part for n in ("record", "statistics", "mutations") for part in (f"--{n}", str(sound[n]))]
+    options = [part for n in COMMANDS["alignment-table alignment_cost"] for part in (f"--{n}", str(sound[n]))]
     assert "no table is called 'costs'" in refused(capsys, "alignment-table", "costs", *options, "--out", str(tmp_path))
 
 

@@ -87,6 +87,7 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_table_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ("--record", tmp_path, "--statistics", tmp_path / "s.json", "--out", tmp_path / "o")
+    given += ("--validation", tmp_path / "v.json")
     assert "no table is called 'medians'" in refused(capsys, "grouped-table", "medians", *given)
 
 

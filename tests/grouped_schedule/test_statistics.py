@@ -203,11 +203,19 @@ def test_another_protocol_is_named(made: Path) -> None:
     assert len(lines) == 1 and "carries protocol" in lines[0]
 
 
+def agreed(folder: Path) -> Path:
+    """A validation that found nothing."""
+    path = folder / "validation.json"
+    path.write_text('{"comparisons": 1, "disagreements": []}')
+    return path
+
+
 @pytest.mark.parametrize("name", list(tables.TABLES))
 def test_tables_are_equal_when_made_twice(made: Path, tmp_path: Path, name: str) -> None:
     folders = [made / "sweep", made / "confirmation"]
+    statistics_file, validation = made / "out/statistics.json", agreed(tmp_path)
     for out in ("a", "b"):
-        tables.write(name, tmp_path / out, made / "out/statistics.json", folders, PUBLISHED, code=CODE)
+        tables.write(name, tmp_path / out, statistics_file, folders, PUBLISHED, validation, code=CODE)
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert files == [f"{name}.{s}" for s in ("csv", "manifest.json", "md", "parquet")]
     for file in files[:1] + files[2:]:
@@ -246,7 +254,19 @@ def test_cardinalities_list_each_fixture_once(made: Path) -> None:
 
 def test_an_unknown_table_is_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="known tables are"):
-        tables.write("x", tmp_path, made / "out/statistics.json", [], PUBLISHED, code=CODE)
+        tables.write("x", tmp_path, made / "out/statistics.json", [], PUBLISHED, PUBLISHED, code=CODE)
+
+
+@pytest.mark.parametrize(("comparisons", "disagreements"), [(7, ["a median"]), (0, [])])
+def test_no_table_is_made_of_what_the_second_computation_did_not_find(
+    made: Path, tmp_path: Path, comparisons: int, disagreements: list[str]
+) -> None:
+    validation = tmp_path / "validation.json"
+    validation.write_text(json.dumps({"comparisons": comparisons, "disagreements": disagreements}))
+    folders = [made / "sweep", made / "confirmation"]
+    with pytest.raises(InputError, match=f"disagrees {len(disagreements)} times in {comparisons} comparisons"):
+        tables.write("counts", tmp_path / "t", made / "out/statistics.json", folders, PUBLISHED, validation, code=CODE)
+    assert not (tmp_path / "t").exists()
 
 
 def test_published_changes_are_medians_of_ratios() -> None:

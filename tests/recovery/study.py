@@ -43,6 +43,7 @@ MORE = (
     "all",
     "bundle",
     f"{EVIDENCE}/published/census.json",
+    f"{EVIDENCE}/published/stored/score.json",
     f"{EVIDENCE}/probe_control.json",
     "results/probe/grid_probe.so",
     "results/build/sm_90/q6k_schedules.cubin",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study import MORE, Finished
+from study import EVIDENCE, MORE, Finished
 
 from routeblock import workflow
 from routeblock.evidence.digest import import_closure
@@ -18,9 +18,12 @@ from routeblock.evidence.manifest import SUFFIX, Manifest, absolute
 from routeblock.workflow import RESTORED
 
 # The command line: it hands values on, and a rule's shell text is tracked by itself.
-DISPATCH = ("routeblock.__main__", "routeblock.cli", "routeblock.cli_alignment", "routeblock.cli_grouped")
-# What only tells the digest, shows progress, opens a lane by name or takes a turn on a GPU.
+_PARTS = ("shared", "alignment", "dispatch", "figures", "grouped")
+DISPATCH = ("routeblock.__main__", "routeblock.cli", *(f"routeblock.cli_{part}" for part in _PARTS))
+# What only tells the digest, names figures, shows progress, opens a lane by name or takes a turn on a GPU.
 APART = {"routeblock.workflow", "routeblock.progress", "routeblock.route_block.lanes", "routeblock.cuda.turn"}
+for study in ("alignment_cost", "grouped_schedule"):
+    APART |= {f"routeblock.{study}", f"routeblock.{study}.wiring"}
 
 # Rules whose commands do not run here, and why. What the command line imports for them is looked at in the source.
 UNTRACED = {
@@ -37,9 +40,13 @@ UNTRACED = {
     "beyond": "a GPU",
     "sanitizer": "a GPU",
     "record_alignment": "a GPU",
+    "record_dispatch": "a GPU",
 }
 
 
+# The page links what a table rests on, back to the sources, and its seal names that: what its inputs were made from.
+WHOLE_CHAIN = "report"
+STANDS_FOR = ("restored.json", "record.json")
 Trace = dict[str, list[Any]]
 # Code, the checkpoint (its files lie outside the results: the manifest says what they were), and Snakemake's own.
 NO_INPUT = ("workflow", "checkpoints", ".snakemake", "results/logs")
@@ -110,10 +117,13 @@ def test_every_file_that_a_command_read_or_sealed_is_an_input_of_its_job(
     root = finished.checkout.root
     declared: dict[str, set[Path]] = defaultdict(set)
     wrong = {}
-    for job in finished.checkout.execute(monkeypatch, "dryrun", *MORE).jobs:
+    jobs = list(finished.checkout.execute(monkeypatch, "dryrun", *MORE).jobs)
+    made = {root / file for job in jobs for file in job.output}
+    for job in jobs:
         known = {root / file for file in [*job.input, *job.output]}
-        # The list of restored files stands for them: it has their digests.
-        known |= {path.parent for path in known if path.name == "restored.json"}
+        known |= made if job.rule.name == WHOLE_CHAIN else set()
+        # The list of restored files stands for them, and so does a restored run's record: it has their digests.
+        known |= {path.parent for path in known if path.name in STANDS_FOR and EVIDENCE in path.as_posix()}
         for file in job.output:
             path = root / file
             if not file.endswith(SUFFIX) or any(path.match(pattern) for pattern in RESTORED):
@@ -125,6 +135,8 @@ def test_every_file_that_a_command_read_or_sealed_is_an_input_of_its_job(
                 wrong[f"sealed by {file}"] = undeclared
     assert declared.keys() >= {"run", "score", "table_relations"}
     for rule, of_rule in read_traces(finished.traces.glob("*.json")).items():
+        if rule == WHOLE_CHAIN:  # it looks through every manifest for those that it names
+            continue
         read = {absolute(Path(path)) for trace in of_rule for path in trace["read"]}
         given = {p for p in read if p.is_relative_to(root) and not any(p.is_relative_to(root / f) for f in NO_INPUT)}
         if undeclared := {p for p in given if p.is_file() and not below(p, declared[rule])}:

@@ -103,13 +103,14 @@ def alignment_table(
     record: Annotated[Path, typer.Option(help="The record's folder.")],
     statistics: Annotated[Path, typer.Option(help="Its statistics.json.")],
     mutations: Annotated[Path, typer.Option(help="Its mutations.json.")],
+    validation: Annotated[Path, typer.Option(help="Its validation.json.")],
 ) -> None:
     """Write one table of the alignment's cost as .parquet, .csv and .md."""
     from routeblock.alignment_cost import tables
     from routeblock.workflow import code
 
     tables.find(name)  # a name without a table has no code either
-    tables.write(name, out, statistics, record, mutations, code=code(f"table_{name}"))
+    tables.write(name, out, statistics, record, mutations, validation, code=code(f"table_{name}"))
 
 
 COMMANDS = (

@@ -160,6 +160,7 @@ def grouped_table(
     out: Out,
     record: Records,
     statistics: Annotated[Path, typer.Option(help="The statistics.json.")],
+    validation: Annotated[Path, typer.Option(help="Their validation.json.")],
     published: Annotated[Path, typer.Option(help="The published numbers.")] = Path(
         "fixtures/published/grouped_schedule.json"
     ),
@@ -170,7 +171,8 @@ def grouped_table(
     from routeblock.workflow import code
 
     tables.find(name)  # a name without a table has no code either
-    tables.write(name, out, statistics, record, published, sanitizers=sanitizer or (), code=code(f"table_{name}"))
+    digest = code(f"table_{name}")
+    tables.write(name, out, statistics, record, published, validation, sanitizers=sanitizer or (), code=digest)
 
 
 COMMANDS = (

@@ -89,4 +89,5 @@ for name in alignment.TABLES:
             name=name,
         shell:
             "routeblock alignment-table {params.name} --record $(dirname {input.record[0]})"
-            " --statistics {input.statistics} --mutations {input.mutations} --out $(dirname {output.manifest}) 2> {log}"
+            " --statistics {input.statistics} --mutations {input.mutations} --validation {input.validation}"
+            " --out $(dirname {output.manifest}) 2> {log}"

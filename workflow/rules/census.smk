@@ -58,7 +58,6 @@ rule unassisted:
 rule census_summary:
     input:
         processes=processes,
-        prediction=f"{POINT}/stored/prediction.json",
     output:
         summary=f"{POINT}/census.json",
         manifest=f"{POINT}/census.manifest.json",

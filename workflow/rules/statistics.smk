@@ -62,7 +62,7 @@ for name in grouped.TABLES:
             sanitizers=[f"--sanitizer {path}" for path in grouped.sanitizers(CONFIG)],
         shell:
             "routeblock grouped-table {params.name} {params.records} {params.sanitizers} --statistics {input.statistics}"
-            " --published {input.published} --out $(dirname {output.manifest}) 2> {log}"
+            " --validation {input.validation} --published {input.published} --out $(dirname {output.manifest}) 2> {log}"
 
 
 rule bundle:

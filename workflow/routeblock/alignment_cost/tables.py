@@ -15,6 +15,7 @@ from routeblock.alignment_cost.record import Recorded
 from routeblock.alignment_cost.statistics import Comparison
 from routeblock.errors import InputError
 from routeblock.evidence.manifest import seal
+from routeblock.evidence.validation import must_agree
 from routeblock.tables import Column
 
 Row = dict[str, Any]
@@ -194,19 +195,22 @@ def find(name: str) -> tuple[Maker, tuple[Column, ...], str, str]:
     return TABLES[name]
 
 
-def write(name: str, out: Path, statistics_file: Path, folder: Path, mutations_file: Path, *, code: str) -> list[Path]:
+def write(
+    name: str, out: Path, statistics_file: Path, folder: Path, mutations_file: Path, validation: Path, *, code: str
+) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
     maker, columns, title, notes = find(name)
+    must_agree(validation)
     rows = maker(Evidence(statistics.read(statistics_file), record.read(folder), mutate.read(mutations_file)))
     files = tables.write(out, name, columns, rows, title=title, notes=notes)
     seal(
         out / f"{name}.manifest.json",
         rule=f"table_{name}",
         outputs=files,
-        inputs=[statistics_file, mutations_file, *(folder / f for f in record.FILES)],
+        inputs=[statistics_file, mutations_file, validation, *(folder / f for f in record.FILES)],
         parameters={},
         code=code,
     )

@@ -15,6 +15,9 @@ FORMAT: Literal["routeblock.record.v1"] = "routeblock.record.v1"
 RECORD, TENSORS, TELEMETRY = "record.json", "tensors.safetensors", "telemetry.json"
 RECORD_MANIFEST, TELEMETRY_MANIFEST = "record.manifest.json", "telemetry.manifest.json"
 
+# Beside evidence that was recorded elsewhere and unpacked here: the digest of every file.
+RESTORED = "restored.json"
+
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -120,3 +123,9 @@ def read_record(path: Path) -> Record:
             limit=f"canonical JSON of {FORMAT}",
             way_out="run the cell again (routeblock run)",
         ) from e
+
+
+def restored_list(folder: Path) -> list[Path]:
+    """The list beside unpacked evidence in `folder`, for the seal of what is made from it; empty if made here."""
+    path = folder / RESTORED
+    return [path] if path.exists() else []

@@ -15,6 +15,7 @@ from routeblock import tables
 from routeblock.cuda.telemetry import named_events
 from routeblock.errors import InputError
 from routeblock.evidence.manifest import seal
+from routeblock.evidence.validation import must_agree
 from routeblock.grouped_schedule import record, statistics
 from routeblock.grouped_schedule.arms import Scope
 from routeblock.grouped_schedule.batches import Batch
@@ -385,6 +386,7 @@ def write(
     statistics_file: Path,
     folders: Sequence[Path],
     published: Path,
+    validation: Path,
     *,
     sanitizers: Sequence[Path] = (),
     code: str,
@@ -394,6 +396,7 @@ def write(
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
     maker, columns, title, notes = find(name)
+    must_agree(validation)
     records = [record.read(folder) for folder in folders]
     told = json.loads(published.read_text(encoding="utf-8"))
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sanitizers]
@@ -405,7 +408,10 @@ def write(
         out / f"{name}.manifest.json",
         rule=f"table_{name}",
         outputs=files,
-        inputs=[statistics_file, published, *sanitizers, *(folder / f for folder in folders for f in record.FILES)],
+        inputs=[
+            *(statistics_file, published, validation, *sanitizers),
+            *(folder / f for folder in folders for f in record.FILES),
+        ],
         parameters={},
         code=code,
     )

@@ -13,6 +13,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import SUFFIX, seal
+from routeblock.evidence.record import restored_list
 
 PROCESS_FORMAT, FORMAT = "routeblock.census.v1", "routeblock.census_summary.v1"
 ORDERS = ("native", "canonical")
@@ -55,7 +56,7 @@ def summarize(lane: str, folder: Path, out: Path, *, code: str) -> None:
         out.with_suffix(SUFFIX),
         rule="census_summary",
         outputs=[out],
-        inputs=processes,
+        inputs=[*processes, *restored_list(folder)],
         parameters={"lane": lane},
         code=code,
     )

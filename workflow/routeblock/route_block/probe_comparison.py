@@ -11,6 +11,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import SUFFIX, seal
+from routeblock.evidence.record import restored_list
 
 SOURCE_FORMAT, FORMAT = "routeblock.unassisted.v1", "routeblock.probe_control.v1"
 
@@ -66,7 +67,7 @@ def compare(lane: str, folder: Path, out: Path, *, code: str) -> list[str]:
         out.with_suffix(SUFFIX),
         rule="probe_comparison",
         outputs=[out],
-        inputs=[assisted, alone],
+        inputs=[assisted, alone, *restored_list(folder)],
         parameters={"lane": lane},
         code=code,
     )

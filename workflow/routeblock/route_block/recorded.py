@@ -17,14 +17,14 @@ from routeblock.evidence.digest import canonical_json, sha256_file, sha256_json
 from routeblock.evidence.files import atomic_file, atomic_folder, is_temporary
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.packed import Line, Tensors, pack, read_lines, unpack, write_lines
-from routeblock.evidence.record import RECORD
+from routeblock.evidence.record import RECORD, RESTORED
 from routeblock.evidence.tensor_store import read_store, write_store
 from routeblock.route_block.cells import CELLS
 from routeblock.route_block.fixture import load_fixture
 from routeblock.route_block.operating_point import CUDA
 
 FORMAT, RESTORED_FORMAT = "routeblock.recorded.v1", "routeblock.restored.v1"
-INDEX, STORE, RESTORED = "evidence.json", "tensors.xz", "restored.json"
+INDEX, STORE = "evidence.json", "tensors.xz"
 LINES_SUFFIX = ".jsonl"
 CENSUS, PROBE_CONTROL = "census", "probe_control"
 # What a study's folder holds besides its runs, and is evidence; scores and tables are made again from it.
