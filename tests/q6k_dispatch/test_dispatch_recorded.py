@@ -16,8 +16,8 @@ from routeblock.cli import main
 from routeblock.cuda.q6k_dispatch import compile_for
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
-from routeblock.q6k_dispatch import record, reprove, statistics, tables, wiring
-from routeblock.q6k_dispatch.protocol import OURS, load, shapes
+from routeblock.q6k_dispatch import counters, record, reprove, statistics, tables, wiring
+from routeblock.q6k_dispatch.protocol import OURS, Side, load, shapes
 from routeblock.q6k_dispatch.statistics import Comparison
 from routeblock.q6k_dispatch.tables import Evidence
 
@@ -57,7 +57,9 @@ def compared(found: record.Recorded) -> list[Comparison]:
 def test_the_record_is_whole_and_recomputed(found: record.Recorded) -> None:
     assert reprove.unsealed(HERE) == record.problems(found, PLAN) == reprove.disagreements(found, PLAN) == []
     assert len(found.run["checks"]) == 28
-    assert len(found.batches) == 28 * len(PLAN.series) * PLAN.repetitions and all(b.accepted for b in found.batches)
+    accepted = [b for b in found.batches if b.accepted]
+    assert len(accepted) == 28 * len(PLAN.series) * PLAN.repetitions
+    assert {b.reason for b in found.batches if not b.accepted} == {"throttled"}
 
 
 def test_every_committed_file_is_the_recorded_one() -> None:
@@ -91,8 +93,8 @@ def test_bits_depend_neither_on_the_path_nor_on_the_batch(found: record.Recorded
 def test_the_sanitizer_and_the_counters_ran(found: record.Recorded) -> None:
     assert [t["outcome"] for t in found.sanitizer["tools"]] == ["clean"] * len(record.TOOLS)
     assert found.counters["outcome"] == "counted"
-    plan = PLAN.counters
-    assert len(found.counters["rows"]) == len(plan.shapes) * len(plan.sides)
+    told = [tuple(r[n] for n in ("role", "slots", "pool", "rows", "cols", "side")) for r in found.counters["rows"]]
+    assert told == [(s.role, s.slots, s.pool, s.rows, s.cols, side) for s, side in counters.cases(PLAN)]
 
 
 def test_rows_hold_the_tables_columns(found: record.Recorded, compared: list[Comparison]) -> None:
@@ -104,17 +106,43 @@ def test_rows_hold_the_tables_columns(found: record.Recorded, compared: list[Com
     assert [r["role"] for r in tables.peers(given)] == [str(s.role) for s in shapes(PLAN)]
 
 
-def test_a_counter_says_what_binds(found: record.Recorded) -> None:
-    rows = {
-        (r["slots"], r["pool"], r["rows"], r["cols"], r["side"]): r for r in tables.counters(Evidence([], found, PLAN))
-    }
-    assert rows[256, 32, 2048, 2048, "job_major"]["binds"] == "issue"
-    told = {**found.counters["rows"][0], "issue_percent": 10, "dram_percent": 20, "l2_percent": 30}
+def test_a_counter_says_what_binds_and_what_remains(found: record.Recorded, compared: list[Comparison]) -> None:
+    rows = tables.counters(Evidence(compared, found, PLAN))
+    ours = [r for r in rows if r["side"] == Side.AUTO]
+    assert len(ours) == 11 + 8 and all(0 < r["remains_us"] < r["replay_us"] for r in ours)
+    # What docs/fast-paths.md says of them.
+    assert {r["binds"] for r in ours} == {"l2", "wait", "long_scoreboard", "barrier"}
+    peers = [r for r in tables.peers(Evidence(compared, found, PLAN)) if r["role"] in PLAN.threshold.roles]
+    assert {r["limit"] for r in peers} == {"read"}
+    reading = {(r["slots"], r["pool"], r["cols"]): r for r in rows if r["side"] == Side.READ}
+    for r in ours:
+        alone = reading[r["slots"], r["pool"], r["cols"]]
+        assert (r["binds"] == "l2") == (r["dram_percent"] > 50)
+        assert alone["l2_percent"] > r["l2_percent"] and alone["dram_percent"] > r["dram_percent"]
+        assert r["binds"] != "l2" or r["waits"].startswith("long_scoreboard")
+    schedules = [r for r in rows if r["side"] not in (*OURS, Side.READ)]
+    assert {r["binds"] for r in schedules} == {"issue"} and all("remains_us" not in r for r in schedules)
+
+
+def _counted(found: record.Recorded, **changes: Any) -> dict[str, Any]:
+    """The first row's table row, were its counters these, and were the profiler's time that of the replay."""
+    told = {**found.counters["rows"][0], **{f"{name}_percent": 10 for name in tables.RESOURCES}, "replay_us": 2.0}
+    told |= {"time_ns": 2e3 * PLAN.counters.calls, "cycles": 100, "cycles_active": 80} | changes
     (row,) = tables.counters(Evidence([], replace(found, counters={"rows": [told]}), PLAN))
-    assert row["binds"] == "waiting"
-    told["dram_percent"] = 60
-    (row,) = tables.counters(Evidence([], replace(found, counters={"rows": [told]}), PLAN))
-    assert row["binds"] == "dram"
+    return row
+
+
+def test_below_the_threshold_the_largest_loss_is_named(found: record.Recorded) -> None:
+    stalls = {"selected": 9.0, "not_selected": 9.0, "wait": 1.0, "barrier": 3.0}
+    row = _counted(found, stalls=stalls)
+    assert (row["binds"], row["waits"], row["idle_percent"]) == ("barrier", "barrier 75, wait 25", 20)
+    assert _counted(found, stalls=stalls, cycles_active=40)["binds"] == "idle"
+    assert _counted(found, stalls=stalls, dram_percent=60)["binds"] == "dram"
+
+
+def test_shares_of_the_profilers_time_become_shares_of_the_replay(found: record.Recorded) -> None:
+    row = _counted(found, replay_us=1.0, cycles_active=45, issue_percent=31)
+    assert (row["issue_percent"], row["idle_percent"], row["binds"]) == (62, 10, "issue")
 
 
 @pytest.fixture

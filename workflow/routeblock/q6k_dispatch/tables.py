@@ -11,14 +11,15 @@ from typing import Any
 from routeblock import tables
 from routeblock.errors import InputError
 from routeblock.evidence.manifest import seal
-from routeblock.q6k_dispatch import fixture, record, statistics
-from routeblock.q6k_dispatch.protocol import OURS, Matrix, Protocol, Role, load, shape_of
+from routeblock.q6k_dispatch import record, statistics
+from routeblock.q6k_dispatch.protocol import OURS, Protocol, load, shapes
 from routeblock.q6k_dispatch.record import Recorded
 from routeblock.q6k_dispatch.statistics import Comparison
 from routeblock.tables import Column
 
 Row = dict[str, Any]
 _SHAPE = ("slots", "pool", "rows", "cols")
+RESOURCES = ("issue", "dram", "l2", "shared", "alu", "fma", "tensor")
 
 
 @dataclass(frozen=True)
@@ -51,38 +52,74 @@ def peers(given: Evidence) -> list[Row]:
             s.name for s in given.protocol.series if s.name not in (given.protocol.candidate, given.protocol.floor)
         ]
         row |= {f"{name}_us": r.other_us if (r := c.ratios[name]) else None for name in names}
-        where = "L2" if check["weight_bytes"] <= run["device"]["l2_bytes"] else "DRAM"
-        limit = check["weight_bytes"] / run["ceilings"][where.lower()] * 1e6
-        row |= {"weight_mb": check["weight_bytes"] / 1e6, "limit": where, "limit_us": limit}
-        rows.append(row | {"of_limit": limit / c.candidate_us if c.candidate_us else None})
+        level = "L2" if check["weight_bytes"] <= run["device"]["l2_bytes"] else "DRAM"
+        row |= {"weight_mb": check["weight_bytes"] / 1e6, "level": level}
+        if c.candidate_us:
+            row["of_rate"] = check["weight_bytes"] / run["ceilings"][level.lower()] * 1e6 / c.candidate_us
+            if limit := _limit(c, given.protocol):
+                row |= {"limit": limit[1], "limit_us": limit[0], "of_limit": limit[0] / c.candidate_us}
+        rows.append(row)
     return rows
+
+
+def _limit(compared: Comparison, protocol: Protocol) -> tuple[float, str] | None:
+    """The time that no call can go below, and the series that has it."""
+    found = [(r.other_us, name) for name in protocol.limit.series if (r := compared.ratios[name])]
+    return max(found, default=None)
 
 
 def counters(given: Evidence) -> list[Row]:
-    """Each counted case: time, bytes, instructions, how busy each resource was, and which one binds."""
-    least, rows = given.protocol.counters.binds_from, []
-    weights: dict[tuple[int, ...], int] = {}
+    """Each counted case: its time, what remains to the limit, how busy each resource was, what warps wait for, and what
+    binds."""
+    run, plan = given.found.run, given.protocol.counters
+    checks = {(c["role"], *(c[n] for n in _SHAPE)): c for c in run["checks"]}
+    limits = {(c.role, *(getattr(c, n) for n in _SHAPE)): _limit(c, given.protocol) for c in given.comparisons}
+    rows = []
     for counted in given.found.counters["rows"]:
-        shape = tuple(counted[n] for n in _SHAPE)
-        if shape not in weights:
-            of_role = shape_of(Matrix(**dict(zip(_SHAPE, shape, strict=True))), Role.TUNED, given.protocol)
-            weights[shape] = fixture.make(of_role, given.protocol.seed).facts()["weight_bytes"]
-        busy = {name: counted[f"{name}_percent"] for name in ("issue", "dram", "l2")}
-        most = max(busy, key=lambda name: busy[name])
-        rows.append(
-            {
-                **{
-                    n: counted[n] for n in (*_SHAPE, "side", "kernel", "instructions", "warps_active", "l2_hit_percent")
-                },
-                "time_us": counted["time_ns"] / 1e3,
-                "weight_mb": weights[shape] / 1e6,
-                "dram_mb": counted["dram_read_bytes"] / 1e6,
-                "l2_mb": counted["l2_bytes"] / 1e6,
-                **{f"{name}_percent": value for name, value in busy.items()},
-                "binds": most if busy[most] >= least else "waiting",
-            }
-        )
-    return rows
+        place, time_us = (counted["role"], *(counted[n] for n in _SHAPE)), counted["replay_us"]
+        check = checks[place]
+        # The profiler parts the kernels of a graph: shares of its time become shares of the time without it.
+        stretch = counted["time_ns"] / plan.calls / 1e3 / time_us
+        busy = {name: counted[f"{name}_percent"] * stretch for name in RESOURCES}
+        idle = max(0.0, 100 - 100 * counted["cycles_active"] / counted["cycles"] * stretch)
+        waits = _waits(counted["stalls"])
+        row = {
+            **{n: counted[n] for n in ("role", *_SHAPE, "side", "warps_active", "l2_hit_percent")},
+            "replay_us": time_us,
+            "weight_mb": check["weight_bytes"] / 1e6,
+            "dram_mb": counted["dram_read_bytes"] / plan.calls / 1e6,
+            "l2_mb": counted["l2_bytes"] / plan.calls / 1e6,
+            "instructions": counted["instructions"] / plan.calls,
+            **{f"{name}_percent": value for name, value in busy.items()},
+            "idle_percent": idle,
+            "waits": ", ".join(f"{name} {100 * share:.0f}" for name, share in waits[:3]),
+            "binds": _binds(busy, idle, waits[0][0], plan.binds_from),
+        }
+        if counted["side"] in OURS:
+            blocks = check["plan"]["slabs"] * check["distinct_experts"]
+            row["blocks_per_sm"] = blocks / run["device"]["multiprocessors"]
+            if limit := limits.get(place):
+                row |= {"limit_us": limit[0], "remains_us": time_us - limit[0]}
+        rows.append(row)
+    order = {(str(s.role), s.slots, s.pool, s.rows, s.cols): i for i, s in enumerate(shapes(given.protocol))}
+    sides = {side: i for i, side in enumerate(dict.fromkeys((*plan.everywhere, *plan.sides)))}
+    return sorted(rows, key=lambda r: (order[(r["role"], *(r[n] for n in _SHAPE))], sides[r["side"]]))
+
+
+def _waits(stalls: dict[str, float]) -> list[tuple[str, float]]:
+    """Reasons for which warps wait, the most frequent first, with their shares of all waiting."""
+    waiting = {name: value for name, value in stalls.items() if name not in ("selected", "not_selected")}
+    total = sum(waiting.values()) or 1.0
+    return sorted(((name, value / total) for name, value in waiting.items()), key=lambda w: -w[1])
+
+
+def _binds(busy: dict[str, float], idle: float, wait: str, least: float) -> str:
+    """The busiest resource from `least` percent on; else the larger loss of issue slots: no warps, or a reason to
+    wait."""
+    most = max(busy, key=lambda name: busy[name])
+    if busy[most] >= least:
+        return most
+    return "idle" if idle > 100 - idle - busy["issue"] else wait
 
 
 def batch_bits(given: Evidence) -> list[Row]:
@@ -168,6 +205,9 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
             *_numbers((f"{n}_us" for n in ("dp4a", "tensor", "vllm_vec", "vllm_batched", "llama_cpp")), ".2f"),
             *_numbers(("job_major_us", "band32_us"), ".2f"),
             *_numbers(("weight_mb",), ".1f"),
+            Column("level"),
+            *_numbers(("of_rate",), ".2f"),
+            *_numbers(("read_us", "empty_us"), ".2f"),
             Column("limit"),
             *_numbers(("limit_us",), ".2f"),
             *_numbers(("of_limit",), ".2f"),
@@ -177,30 +217,40 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "grouping or alignment are in every time. best: the peer with the least time. ratio: ours to it, with its "
         "bootstrap interval; reached: the whole interval at or below the threshold, where it binds. floor: ours "
         "against itself. dp4a, tensor: one path alone. job_major, band32: study B's schedules behind a quantisation. "
-        "tuned shapes were used to tune, held_out ones were not. limit_us: the time to read the used experts' weights "
-        "once, at the rate of a kernel that only reads: from L2 where they fit there, else from DRAM; of_limit: that "
-        "over ours. Batches repeat one call on the same data, so what fits in L2 stays there, on every side alike. "
-        "llama_cpp is timed on the host's clock by differences, the others by events in a graph.",
+        "tuned shapes were used to tune, held_out ones were not. of_rate: the used experts' weights, each once, over "
+        "our time, as a fraction of the rate of a kernel that only reads: 25 MB from L2 for weights up to L2's size, "
+        "2 GB from DRAM for more. read: one launch that reads as many bytes as those weights, and nothing else. "
+        "empty: our launches, of a kernel that does nothing. limit: the longer of the two; of_limit: that over ours. "
+        "Batches repeat one call on the same data, so what fits in L2 stays there, on every side alike. llama_cpp is "
+        "timed on the host's clock by differences, the others by events in a graph.",
     ),
     "counters": (
         counters,
         (
+            Column("role"),
             *_COUNTS,
             Column("side"),
-            Column("kernel"),
-            *_numbers(("time_us",), ".1f"),
+            *_numbers(("replay_us", "limit_us", "remains_us"), ".2f"),
+            Column("binds"),
+            Column("waits"),
+            *_numbers((f"{name}_percent" for name in ("idle", *RESOURCES)), ".0f"),
+            *_numbers(("blocks_per_sm", "warps_active"), ".1f"),
             *_numbers(("weight_mb", "dram_mb", "l2_mb"), ".1f"),
             *_numbers(("l2_hit_percent",), ".0f"),
             *_numbers(("instructions",), ".3g"),
-            *_numbers(("issue_percent", "dram_percent", "l2_percent"), ".0f"),
-            *_numbers(("warps_active",), ".1f"),
-            Column("binds"),
         ),
-        "What binds: hardware counters of the products",
-        "Under ncu, the second of two runs; its replays can leave L2 colder and the time longer than in a graph. "
-        "weight_mb: weights of the used experts, each once. dram_mb, l2_mb: bytes read from DRAM, bytes through L2. "
-        "percent: of the peak rate over the kernel's time. binds: the busiest of issue, DRAM and L2 from 60 percent "
-        "on; else warps wait, for memory, barriers or results. Quantisation and ranking are other kernels, not in it.",
+        "What binds: hardware counters",
+        "auto, dp4a, tensor: a whole call of ours; read: the kernel that only reads as many bytes as the weights; else "
+        "study B's product alone; each in a graph of 32, counted as one by ncu. ncu parts the kernels of a graph, so "
+        "percentages are set against replay_us, the time of the same graph without it. limit_us: reading the weights "
+        "or launching, whichever is longer, as in table peers; remains_us: the rest. binds: the busiest of issue, "
+        "DRAM, L2, shared memory and pipes from 60 percent of its peak on. Below, nothing is used up, and the largest "
+        "loss is named: idle, where SMs hold no warp (launches, uneven blocks, the end), or the reason for which most "
+        "warps wait. waits: shares of all waiting. wait: a result of fixed latency; barrier: other warps of the block; "
+        "long_scoreboard: memory behind L1, and copies of weights (inferred: waiting for their barrier counts as it); "
+        "short_scoreboard: shared memory; math_pipe_throttle: a busy pipe. blocks_per_sm: blocks of threads with work, "
+        "over SMs. warps_active: while there is one; registers allow our kernels 16. dram_mb, l2_mb: of a call, read "
+        "from DRAM, through L2.",
     ),
     "batch_bits": (
         batch_bits,
