@@ -43,7 +43,7 @@ def test_the_record_is_whole_and_recomputed(found: record.Recorded) -> None:
     assert reprove.deviations(found, COMMITTED) == []
     assert len(found.run["checks"]) == 84 and not found.run["not_measured"]
     counted = sum(found.run["batches"].values())
-    assert counted == len(found.batches) and {b.reason for b in found.batches} == {"", "late"}
+    assert counted == len(found.batches) and {b.reason for b in found.batches} == {"", "late", "throttled"}
 
 
 @pytest.mark.parametrize("folder", [HERE, EARLIER])

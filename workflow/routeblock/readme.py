@@ -104,13 +104,14 @@ def _sentences(census: Rows, agreement: Rows, cost: Rows, confirmation: Rows, pe
 def _fast_paths(peers: Rows, bits: Rows) -> str:
     bound = [r for r in peers if r["reached"]]
     reached = sum(r["reached"] == "True" for r in bound)
-    ratios = [float(r["ratio"]) for r in bound]
+    ratios, limits = ([float(r[name]) for r in bound] for name in ("ratio", "of_limit"))
     same = {r["side"] for r in bits} - {r["side"] for r in bits if r["same_as_alone"] != "True"}
     kept = "the same" if {"auto", "dp4a", "tensor"} <= same else "not the same"
     return (
         f"- Q6_K expert jobs by the fast paths (H200, graph replay, inclusive): {min(ratios):.2f} to {max(ratios):.2f} "
         f"of the best peer's time at {reached} of {len(bound)} shapes; a token's bits are {kept} in every batch and on "
-        "either path."
+        "either path. Reading the weights once, or launching, whichever is longer, takes "
+        f"{min(limits):.2f} to {max(limits):.2f} of their time."
     )
 
 
