@@ -22,7 +22,7 @@ from routeblock.moe.checkpoint.generator import Spec, generate
 from routeblock.recovery import Living, living
 
 TRACER = Path(__file__).with_name("tracer")
-CHECKPOINT = Spec(layers=1, hidden=512, intermediate=384, experts=64, top_k=4, group_size=128)
+CHECKPOINT = Spec(layers=1, hidden=512, intermediate=384, experts=64, top_k=4, group_size=128, dtype="bfloat16")
 KNOBS = {
     "fixture.name": "checkpoint",
     "checkpoint.path": "checkpoints/small",

@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -63,11 +64,19 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     parent folder does not take the new one.
     """
     with _temporary(path, lambda tmp: shutil.rmtree(tmp, ignore_errors=True)) as tmp:
-        if path.exists() and not path.is_dir():
+        if _is_no_folder(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         tmp.mkdir()
         yield tmp
         _swap(tmp, path)
+
+
+def _is_no_folder(path: Path) -> bool:
+    # One look: between two, another process may have taken a folder away to put its own there.
+    try:
+        return not stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def writable_folder(path: Path) -> None:

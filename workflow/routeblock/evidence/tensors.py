@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - with it NumPy knows bfloat16 by name, as the library asks for it
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
