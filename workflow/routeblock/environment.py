@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -13,6 +12,7 @@ from typing import Any
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
+from routeblock.installed import versions
 
 # Vector and conversion extensions that decide how fast the CPU twin runs; its bits do not depend on them.
 CPU_FLAGS = ("avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_fp16")
@@ -44,17 +44,10 @@ def describe(pins: Path) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
-        "packages": {name: _version(name) for name in names},
+        "packages": versions(names),
         "system": {"name": platform.system(), "release": platform.release(), "libc": " ".join(platform.libc_ver())},
         "cpu": _cpu(),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu() -> dict[str, Any]:

@@ -43,5 +43,4 @@ class Batch:
 
 
 TABLE = BatchTable(Batch, "record again: routeblock record-alignment")
-SCHEMA = TABLE.schema
 write, read = TABLE.write, TABLE.read

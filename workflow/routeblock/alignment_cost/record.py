@@ -7,7 +7,6 @@ are over before anything is timed. All files lie in one folder, sealed, and once
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -33,6 +32,7 @@ from routeblock.evidence.archive import pack
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
+from routeblock.installed import versions
 
 ARCHIVE = "alignment_cost.tar.gz"
 BATCHES, RUN, EXACT, SANITIZER = "batches.parquet", "run.json", "exactness.json", "sanitizer.json"
@@ -166,7 +166,7 @@ def _run(rig: Any, extension: Path, protocol: Protocol, measured: Measured) -> d
             "architecture": f"sm_{properties.major}{properties.minor}",
             "multiprocessors": properties.multi_processor_count,
             "cuda": torch.version.cuda,
-            "packages": {name: _version(name) for name in packages},
+            "packages": versions(packages),
         },
         "extension": {
             "file": extension.name,
@@ -181,13 +181,6 @@ def _run(rig: Any, extension: Path, protocol: Protocol, measured: Measured) -> d
         "not_measured": measured.left,
         "batches": dict(Counter(f"{b.campaign} {b.mode} {b.reason or 'accepted'}" for b in measured.batches)),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _seal(out: Path, protocol_path: Path, protocol: Protocol, code: str) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from routeblock.grouped_schedule.campaigns import Mode, Stage
 from routeblock.grouped_schedule.fixture import Fixture
 from routeblock.grouped_schedule.measure import POISON, Sample
 from routeblock.grouped_schedule.protocol import Protocol
+from routeblock.installed import versions
 from routeblock.moe import q6k
 
 LANE = "cuda"
@@ -199,13 +199,6 @@ class CudaBackend:
             "l2_bytes": self.l2_bytes,
             "multiprocessors": self.gpu.multiprocessors,
             "cubin_sha256": sha256_file(self._cubin),
-            "packages": {name: _version(name) for name in packages},
+            "packages": versions(packages),
             **self.nvml.identity(),
         }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

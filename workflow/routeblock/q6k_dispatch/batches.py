@@ -3,14 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from routeblock.errors import InputError
+from routeblock.batch_table import BatchTable
 
 
 @dataclass(frozen=True)
@@ -42,26 +37,5 @@ class Batch:
     temperature_c: int
 
 
-_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
-SCHEMA = pa.schema([pa.field(f.name, _TYPES[str(f.type)], nullable=False) for f in fields(Batch)])
-
-
-def write(path: Path, batches: Iterable[Batch]) -> None:
-    """Write `batches` to a parquet file at `path`."""
-    pq.write_table(pa.Table.from_pylist([asdict(b) for b in batches], schema=SCHEMA), path, compression="zstd")
-
-
-def read(path: Path) -> list[Batch]:
-    """The batches of a file. Raises InputError if it is not such a table."""
-    try:
-        table = pq.read_table(path)
-        if not table.schema.equals(SCHEMA):
-            raise ValueError(f"columns {', '.join(table.schema.names)}")
-    except (OSError, ValueError) as e:
-        raise InputError(
-            f"no table of batches: {e}",
-            where=str(path),
-            limit=f"the columns are {', '.join(SCHEMA.names)}",
-            way_out="record again: routeblock record-dispatch",
-        ) from e
-    return [Batch(**row) for row in table.to_pylist()]
+TABLE = BatchTable(Batch, "record again: routeblock record-dispatch")
+write, read = TABLE.write, TABLE.read

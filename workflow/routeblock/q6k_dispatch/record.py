@@ -7,7 +7,6 @@ and once more in one archive.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from routeblock.evidence.archive import pack
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
+from routeblock.installed import versions
 from routeblock.q6k_dispatch import batches as raw
 from routeblock.q6k_dispatch import counters
 from routeblock.q6k_dispatch.measure import Measured
@@ -139,7 +139,7 @@ def _run(rig: Any, protocol: Protocol, measured: Measured, given: Given, cubins:
             "multiprocessors": rig.multiprocessors,
             "l2_bytes": int(torch.cuda.get_device_properties(0).L2_cache_size),
             "cuda": torch.version.cuda,
-            "packages": {name: _version(name) for name in _PACKAGES},
+            "packages": versions(_PACKAGES),
         },
         "cubin_sha256": {"q6k_dispatch": sha256_file(cubins[0]), "q6k_schedules": sha256_file(cubins[1])},
         "peers": {
@@ -157,13 +157,6 @@ def _digests(path: Path | None) -> dict[str, str]:
         return {}
     files = sorted(path.glob("*.so")) if path.is_dir() else [path]
     return {p.name: sha256_file(p) for p in files}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _json(path: Path, told: dict[str, Any]) -> None:
