@@ -12,8 +12,9 @@ import pytest
 from small import COMMITTED, protocol_file
 
 from routeblock.alignment_cost import routings
-from routeblock.alignment_cost.protocol import Campaign, Role, load, ordered, points
+from routeblock.alignment_cost.protocol import Campaign, Role, load, points
 from routeblock.errors import InputError
+from routeblock.protocols import ordered
 
 BOUND = [1, 2, 4, 8, 16, 21, 32, 64, 128, 256, 512, 1024, 4096, 16384]
 

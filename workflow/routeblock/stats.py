@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -42,6 +43,14 @@ def bootstrap_medians(values: NDArray[np.float64], *, seed: int, resamples: int)
     n = values.size
     draw = np.random.Generator(np.random.PCG64(seed)).integers(0, n, size=(resamples, n))
     return np.asarray(np.median(values[draw], axis=1), np.float64)
+
+
+def matched(
+    candidate: Mapping[int, float], baseline: Mapping[int, float]
+) -> tuple[list[int], list[float], list[float]]:
+    """The repetitions in which both sides have a time, ascending, and the times of each side in them."""
+    common = sorted(candidate.keys() & baseline.keys())
+    return common, [candidate[r] for r in common], [baseline[r] for r in common]
 
 
 def paired_change(candidate: ArrayLike, baseline: ArrayLike, *, seed: int, resamples: int, confidence: float) -> Change:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from routeblock.alignment_cost.batches import Batch
-from routeblock.alignment_cost.protocol import Arm, Campaign, Mode, Point, Reason, Role, Series, ordered, points
+from routeblock.alignment_cost.protocol import Arm, Campaign, Mode, Point, Reason, Role, Series, points
 from routeblock.alignment_cost.protocol import Protocol as Plan
-from routeblock.cuda.telemetry import State, seen, throttled
+from routeblock.cuda.telemetry import State, rejection, seen
+from routeblock.protocols import ordered
 
 # Queued calls are clocked on the device and on the host at once.
 CLOCKS = {Mode.GRAPH: (Mode.GRAPH,), Mode.STREAM: (Mode.STREAM, Mode.HOST)}
@@ -134,11 +135,8 @@ def _reason(
 ) -> str:
     if wrong & {s.arm for s in order}:
         return Reason.INCORRECT
-    if throttled(state, protocol.acceptance.throttle_reasons):
-        return Reason.THROTTLED
-    if state.compute_processes > 1:
-        return Reason.OTHER_PROCESS
-    return Reason.LATE if any(s.late for s in samples) else ""
+    late = Reason.LATE if any(s.late for s in samples) else ""
+    return rejection(state, protocol.acceptance.throttle_reasons) or late
 
 
 def _batches(

@@ -14,8 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from routeblock.alignment_cost import conform, edits, record, reprove, validate
 from routeblock.alignment_cost import statistics as figures
 from routeblock.alignment_cost.edits import Copy, ImpossibleError
@@ -25,6 +23,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
+from routeblock.protocols import Strict, fault
 
 FORMAT = "routeblock.alignment_mutations.v1"
 
@@ -37,11 +36,7 @@ class By(StrEnum):
     VALIDATE = "validate"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Declared(_Strict):
+class Declared(Strict):
     """One edit as declared beforehand. No reasons: the copy is to be accepted."""
 
     name: str
@@ -50,7 +45,7 @@ class Declared(_Strict):
     reasons: tuple[Reason, ...]
 
 
-class _File(_Strict):
+class _File(Strict):
     format: Literal["routeblock.declared_alignment_mutations.v1"]
     mutations: tuple[Declared, ...]
 
@@ -63,9 +58,8 @@ def read_declared(path: Path) -> tuple[Declared, ...]:
             other = sorted({d.name for d in declared} ^ edits.EDITS.keys())
             raise ValueError(f"not each known edit once: {', '.join(other) or 'one is there twice'}")
     except (OSError, ValueError) as e:
-        detail = e.errors()[0] if isinstance(e, ValidationError) else None
         raise InputError(
-            f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail else str(e),
+            fault(e),
             where=str(path),
             limit="each edit of alignment_cost/edits.py is declared once",
             way_out="use fixtures/alignment_mutations.json",

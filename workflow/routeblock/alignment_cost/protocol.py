@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator
 
 from routeblock.cuda.telemetry import CLOCK_EVENTS
-from routeblock.errors import InputError
-from routeblock.evidence.digest import sha256_json
 from routeblock.moe.routing import block_size_for
+from routeblock.protocols import Bootstrap, Count, Natural, Seed, Strict, Whole, each_once, read
 
 
 class Arm(StrEnum):
@@ -58,34 +56,25 @@ class Reason(StrEnum):
     INCORRECT = "incorrect"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
 def _known_event(name: str) -> str:
     if name not in CLOCK_EVENTS:
         raise ValueError(f"{name!r} is none of {', '.join(CLOCK_EVENTS)}")
     return name
 
 
-class Build(_Strict):
+class Build(Strict):
     vllm: str
     extension_sha256: str
 
 
-class Series(_Strict):
+class Series(Strict):
     """One side of a comparison: a name of its own, so that an arm can stand beside itself."""
 
     name: str
     arm: Arm
 
 
-class Points(_Strict):
+class Points(Strict):
     role: Role
     experts: Count
     top_k: Count
@@ -95,12 +84,12 @@ class Points(_Strict):
     pause_ms: Natural = 0
 
 
-class Calls(_Strict):
+class Calls(Strict):
     graph: Count
     stream: Count
 
 
-class OperatorPlan(_Strict):
+class OperatorPlan(Strict):
     points: tuple[Points, ...]
     routings: Count
     calls: Calls
@@ -116,18 +105,12 @@ class LayerPlan(OperatorPlan):
     stages: str
 
 
-class Bootstrap(_Strict):
-    seed: Seed
-    resamples: Count
-    confidence: Annotated[float, Field(gt=0, lt=1)]
-
-
-class Margins(_Strict):
+class Margins(Strict):
     operator: float
     layer: float
 
 
-class Target(_Strict):
+class Target(Strict):
     """`ratio` bounds the median ratio to the baseline at points of up to so many tokens; the first that fits counts."""
 
     campaign: Campaign
@@ -138,7 +121,7 @@ class Target(_Strict):
     ratio: float
 
 
-class Acceptance(_Strict):
+class Acceptance(Strict):
     attempts: Count
     extra_repetitions: Natural
     pause_ms: Natural
@@ -147,7 +130,7 @@ class Acceptance(_Strict):
     rule: str
 
 
-class Protocol(_Strict):
+class Protocol(Whole):
     """The whole protocol; see fixtures/protocols/alignment_cost.json for what its words mean."""
 
     name: Literal["alignment_cost"]
@@ -170,10 +153,6 @@ class Protocol(_Strict):
     verdicts: dict[str, str]
     targets: tuple[Target, ...]
     acceptance: Acceptance
-
-    def digest(self) -> str:
-        """SHA-256 of the canonical JSON: what a record carries."""
-        return sha256_json(self.model_dump(mode="json"))
 
     def plan(self, campaign: Campaign) -> OperatorPlan:
         return self.layer if campaign is Campaign.LAYER else self.operator
@@ -223,27 +202,9 @@ def points(protocol: Protocol, campaign: Campaign) -> Iterator[Point]:
             )
 
 
-def ordered(series: tuple[Series, ...], repetition: int) -> tuple[Series, ...]:
-    """The order of series in one repetition: after 2n repetitions of n series each has stood in each place twice."""
-    start = repetition // 2 % len(series)
-    order = series[start:] + series[:start]
-    return order[::-1] if repetition % 2 else order
-
-
 def load(path: Path) -> Protocol:
     """Read a protocol. Raises InputError if it cannot be read, has unknown keys, or a series that does not exist."""
-    try:
-        protocol = Protocol.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as e:
-        detail = e.errors()[0] if isinstance(e, ValidationError) else None
-        what = f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail else str(e)
-        raise _refuse(f"not a protocol: {what}", path, "the fields of Protocol and no others are allowed") from e
-    names = [s.name for s in protocol.series]
-    for name in (protocol.baseline, protocol.floor, *(t.series for t in protocol.targets)):
-        if names.count(name) != 1:
-            raise _refuse(f"series {name!r} is there {names.count(name)} times", path, f"series are {', '.join(names)}")
+    protocol = read(path, Protocol, "alignment_cost")
+    named = (protocol.baseline, protocol.floor, *(t.series for t in protocol.targets))
+    each_once([s.name for s in protocol.series], named, path, "alignment_cost")
     return protocol
-
-
-def _refuse(what: str, path: Path, limit: str) -> InputError:
-    return InputError(what, where=str(path), limit=limit, way_out="start from fixtures/protocols/alignment_cost.json")

@@ -33,6 +33,7 @@ from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
 from routeblock.installed import versions
+from routeblock.protocols import fault
 
 ARCHIVE = "alignment_cost.tar.gz"
 BATCHES, RUN, EXACT, SANITIZER = "batches.parquet", "run.json", "exactness.json", "sanitizer.json"
@@ -256,8 +257,7 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         _DOCUMENTS[path.name].model_validate_json(data)
     except ValidationError as e:
-        detail = e.errors()[0]
-        raise ValueError(f"{path.name}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}") from e
+        raise ValueError(f"{path.name}: {fault(e)}") from e
     told: dict[str, Any] = json.loads(data)
     return told
 
@@ -278,9 +278,8 @@ def read(folder: Path) -> Recorded:
 
 def problems(found: Recorded, protocol: Protocol) -> list[str]:
     """What a record lacks or does not show, one line each. A refused or absent sanitizer is told, and no problem."""
-    run, wrong = found.run, []
-    if run["protocol_sha256"] != protocol.digest():
-        wrong.append(f"carries protocol {run['protocol_sha256'][:12]}, the given one is {protocol.digest()[:12]}")
+    run = found.run
+    wrong = protocol.unlike(run["protocol_sha256"])
     if run["extension"]["sha256"] not in {b.extension_sha256 for b in protocol.builds}:
         wrong.append(f"extension {run['extension']['sha256'][:12]} is none of the protocol's builds")
     if found.exactness["differs"]:

@@ -91,17 +91,8 @@ def clocks(point: Point) -> list[Mode]:
 
 
 def _change(candidate: dict[int, float], baseline: dict[int, float], protocol: Protocol) -> stats.Change | None:
-    common = sorted(candidate.keys() & baseline.keys())
-    if not common:
-        return None
-    rules = protocol.bootstrap
-    return stats.paired_change(
-        [candidate[r] for r in common],
-        [baseline[r] for r in common],
-        seed=rules.seed,
-        resamples=rules.resamples,
-        confidence=rules.confidence,
-    )
+    common, new, old = stats.matched(candidate, baseline)
+    return protocol.bootstrap.change(new, old) if common else None
 
 
 def _comparison(

@@ -3,26 +3,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Literal, TypeVar
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_json
 from routeblock.grouped_schedule.arms import BY_NAME, Family, Scope
+from routeblock.protocols import Bootstrap, Seed, Strict, Whole, read
 
 T = TypeVar("T")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FamilyPlan(_Strict):
+class FamilyPlan(Strict):
     """One family of fixtures and the arms compared in it; changes are against `baseline`."""
 
     name: Family
@@ -32,15 +26,12 @@ class FamilyPlan(_Strict):
     arms: tuple[str, ...]
 
 
-class Shape(_Strict):
+class Shape(Strict):
     slots: int
     pool: int
 
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class SweepPlan(_Strict):
+class SweepPlan(Strict):
     seed: Seed
     order: str
 
@@ -52,30 +43,30 @@ class ConfirmationPlan(SweepPlan):
     shapes: tuple[Shape, ...]
 
 
-class PrototypePlan(_Strict):
+class PrototypePlan(Strict):
     candidate: str
     control: str
     shapes: tuple[Shape, ...]
 
 
-class CudaTiming(_Strict):
+class CudaTiming(Strict):
     launches: int
     warmups: int
     warps_per_block: int
     mode: Literal["graph", "stream"]
 
 
-class CpuTiming(_Strict):
+class CpuTiming(Strict):
     launches: int
     warmups_per_shape: int
 
 
-class Timing(_Strict):
+class Timing(Strict):
     cuda: CudaTiming
     cpu: CpuTiming
 
 
-class Acceptance(_Strict):
+class Acceptance(Strict):
     """`retry_rest_ms`: how long a device rests before a rejected batch is timed again; none where it is left out."""
 
     attempts: int
@@ -85,13 +76,7 @@ class Acceptance(_Strict):
     rule: str
 
 
-class Bootstrap(_Strict):
-    seed: Seed
-    resamples: int
-    confidence: float
-
-
-class Expected(_Strict):
+class Expected(Strict):
     """The counts of one device; a run that does not reach them is not a sweep or a confirmation."""
 
     sweep_comparisons: int
@@ -100,7 +85,7 @@ class Expected(_Strict):
     confirmation_batches: int
 
 
-class Protocol(_Strict):
+class Protocol(Whole):
     """The whole protocol. `minimum_effect` points at the setting: the size that matters is the user's to say."""
 
     name: Literal["grouped_schedule"]
@@ -146,17 +131,7 @@ class Cell:
 
 def load(path: Path) -> Protocol:
     """Read a protocol. Raises InputError if it cannot be read, has unknown keys, or names an unknown arm."""
-    try:
-        protocol = Protocol.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as e:
-        detail = e.errors()[0] if isinstance(e, ValidationError) else None
-        what = f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail else str(e)
-        raise InputError(
-            f"not a protocol: {what}",
-            where=str(path),
-            limit="the fields of Protocol and no others are allowed",
-            way_out="start from fixtures/protocols/grouped_schedule.json",
-        ) from e
+    protocol = read(path, Protocol, "grouped_schedule")
     named = {protocol.confirmation.candidate, protocol.confirmation.control, protocol.serial_prototype.candidate}
     for arm in sorted(named.union(*(f.arms for f in protocol.families))):
         if arm not in BY_NAME:

@@ -160,8 +160,4 @@ def missing_counts(found: Iterable[Recorded], expected: Expected) -> list[str]:
 
 def other_protocol(found: Iterable[Recorded], protocol: Protocol) -> list[str]:
     """The records measured under another protocol, one line each."""
-    return [
-        f"{r.folder}: carries protocol {r.run['protocol_sha256'][:12]}, the given one is {protocol.digest()[:12]}"
-        for r in found
-        if r.run["protocol_sha256"] != protocol.digest()
-    ]
+    return [f"{r.folder}: {line}" for r in found for line in protocol.unlike(r.run["protocol_sha256"])]

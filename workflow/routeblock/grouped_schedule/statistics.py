@@ -115,27 +115,20 @@ def paired(batches: Iterable[Batch]) -> list[Pairs]:
     found = []
     for key, candidate in times.items():
         baseline = baselines.get(key[:-2], {})
-        common = sorted(candidate.keys() & baseline.keys())
         if key[-2] != key[-3]:
-            found.append(Pairs(key, common, [candidate[r] for r in common], [baseline[r] for r in common]))
+            found.append(Pairs(key, *stats.matched(candidate, baseline)))
     return found
 
 
 def comparisons(pairs: Iterable[Pairs], plan: Protocol, minimum_effect: float) -> list[Comparison]:
     """The estimate of every comparison, with its floor beside."""
-    found, bootstrap = [], plan.bootstrap
+    found = []
     for each in pairs:
         who = dict(zip(_KEY, each.key, strict=True)) | {"n": len(each.repetitions), "repetitions": plan.repetitions}
         if len(each.repetitions) < plan.repetitions:
             found.append(Comparison(**who, verdict=str(stats.Verdict.INCOMPLETE)))
             continue
-        change = stats.paired_change(
-            each.candidate_us,
-            each.baseline_us,
-            seed=bootstrap.seed,
-            resamples=bootstrap.resamples,
-            confidence=bootstrap.confidence,
-        )
+        change = plan.bootstrap.change(each.candidate_us, each.baseline_us)
         verdict = stats.verdict(change.low, change.high, minimum_effect)
         found.append(Comparison(**(who | _named(change)), verdict=str(verdict)))
     return _with_floors(found)

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from routeblock.cuda.telemetry import State, rejection, seen
+from routeblock.protocols import ordered
 from routeblock.q6k_dispatch.batches import Batch
-from routeblock.q6k_dispatch.protocol import Protocol, Reason, Series, Shape, Side, ordered, shapes
+from routeblock.q6k_dispatch.protocol import Protocol, Reason, Series, Shape, Side, shapes
 
 
 @dataclass

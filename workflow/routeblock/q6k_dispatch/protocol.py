@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Literal
 
 from routeblock.cuda.q6k_plan import Sizes
-from routeblock.errors import InputError
-from routeblock.evidence.digest import sha256_json
+from routeblock.protocols import Bootstrap, Count, Strict, Whole, each_once, read, refuse
 
 
 class Side(StrEnum):
@@ -56,85 +52,72 @@ class Reason(StrEnum):
     INCORRECT = "incorrect"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-Count = Annotated[int, Field(ge=1)]
-
-
-class Matrix(_Strict):
+class Matrix(Strict):
     slots: Count
     pool: Count
     rows: Count
     cols: Count
 
 
-class Shapes(_Strict):
+class Shapes(Strict):
     tuned: tuple[Matrix, ...]
     held_out: tuple[Matrix, ...]
     study: tuple[Matrix, ...]
 
 
-class Series(_Strict):
+class Series(Strict):
     """A name of its own, so that a side can stand beside itself."""
 
     name: str
     side: Side
 
 
-class Plugin(_Strict):
+class Plugin(Strict):
     package: str
     version: str
     sha256: str
 
 
-class LlamaCpp(_Strict):
+class LlamaCpp(Strict):
     package: str
     version: str
     build: str
     nodes: Count
 
 
-class Bootstrap(_Strict):
-    seed: int
-    resamples: Count
-    confidence: float
-
-
-class Threshold(_Strict):
+class Threshold(Strict):
     ratio: float
     roles: tuple[Role, ...]
     rule: str
 
 
-class Limit(_Strict):
+class Limit(Strict):
     """Series whose times no call can go below."""
 
     series: tuple[str, ...]
     rule: str
 
 
-class Correctness(_Strict):
+class Correctness(Strict):
     samples: Count
     peer_error: float
     rule: str
 
 
-class BatchBits(_Strict):
+class BatchBits(Strict):
     pool: Count
     rows: Count
     cols: Count
     tokens: tuple[Count, ...]
 
 
-class Ceilings(_Strict):
+class Ceilings(Strict):
     dram_bytes: Count
     l2_bytes: Count
     rule: str
 
 
-class Counters(_Strict):
+class Counters(Strict):
     """`sides` are counted at `shapes`, those of `everywhere` at every shape that the threshold binds."""
 
     sides: tuple[Side, ...]
@@ -148,7 +131,7 @@ class Counters(_Strict):
     rule: str
 
 
-class Acceptance(_Strict):
+class Acceptance(Strict):
     attempts: Count
     pause_ms: int
     throttle_reasons: tuple[str, ...]
@@ -156,7 +139,7 @@ class Acceptance(_Strict):
     rule: str
 
 
-class Protocol(_Strict):
+class Protocol(Whole):
     """The whole protocol; see fixtures/protocols/q6k_dispatch.json for what its words mean."""
 
     name: Literal["q6k_dispatch"]
@@ -187,10 +170,6 @@ class Protocol(_Strict):
     ceilings: Ceilings
     counters: Counters
     acceptance: Acceptance
-
-    def digest(self) -> str:
-        """SHA-256 of the canonical JSON: what a record carries."""
-        return sha256_json(self.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)
@@ -226,35 +205,13 @@ def shapes(protocol: Protocol) -> Iterator[Shape]:
             yield shape_of(matrix, role, protocol)
 
 
-def ordered(series: tuple[Series, ...], repetition: int) -> tuple[Series, ...]:
-    """The order of series in one repetition."""
-    start = repetition // 2 % len(series)
-    order = series[start:] + series[:start]
-    return order[::-1] if repetition % 2 else order
-
-
 def load(path: Path) -> Protocol:
     """Read a protocol. Raises InputError if it cannot be read, has unknown keys, or a series that does not exist."""
-    try:
-        protocol = Protocol.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as e:
-        detail = e.errors()[0] if isinstance(e, ValidationError) else None
-        what = f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" if detail else str(e)
-        raise _refuse(f"not a protocol: {what}", path, "the fields of Protocol and no others are allowed") from e
-    names = [s.name for s in protocol.series]
-    for name in (protocol.candidate, protocol.floor, *protocol.peers, *protocol.limit.series):
-        if names.count(name) != 1:
-            raise _refuse(f"series {name!r} is there {names.count(name)} times", path, f"series are {', '.join(names)}")
-    for role in (Role.TUNED, Role.HELD_OUT):
-        for matrix in getattr(protocol.shapes, role):
-            if matrix.slots % protocol.top_k or matrix.pool < protocol.top_k:
-                raise _refuse(
-                    f"{matrix.slots} slots over a pool of {matrix.pool}",
-                    path,
-                    f"every token has {protocol.top_k} distinct experts",
-                )
+    protocol = read(path, Protocol, "q6k_dispatch")
+    named = (protocol.candidate, protocol.floor, *protocol.peers, *protocol.limit.series)
+    each_once([s.name for s in protocol.series], named, path, "q6k_dispatch")
+    for matrix in (*protocol.shapes.tuned, *protocol.shapes.held_out):
+        if matrix.slots % protocol.top_k or matrix.pool < protocol.top_k:
+            what = f"{matrix.slots} slots over a pool of {matrix.pool}"
+            raise refuse(what, path, f"every token has {protocol.top_k} distinct experts", "q6k_dispatch")
     return protocol
-
-
-def _refuse(what: str, path: Path, limit: str) -> InputError:
-    return InputError(what, where=str(path), limit=limit, way_out="start from fixtures/protocols/q6k_dispatch.json")

@@ -193,9 +193,8 @@ def read(folder: Path) -> Recorded:
 
 def problems(found: Recorded, protocol: Protocol) -> list[str]:
     """What a record lacks or does not show, one line each. Refused counters or tools are told, and no problem."""
-    run, wrong = found.run, []
-    if run["protocol_sha256"] != protocol.digest():
-        wrong.append(f"carries protocol {run['protocol_sha256'][:12]}, the given one is {protocol.digest()[:12]}")
+    run = found.run
+    wrong = protocol.unlike(run["protocol_sha256"])
     plugin = set(run["peers"]["plugin"].values())
     if plugin and plugin != {protocol.plugin.sha256}:
         wrong.append("the plug-in is not the protocol's")

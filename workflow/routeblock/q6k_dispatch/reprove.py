@@ -23,10 +23,11 @@ from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
 from routeblock.moe import q6k
 from routeblock.moe.q6k_segments import dot
+from routeblock.protocols import ordered
 from routeblock.q6k_dispatch import batch_bits, fixture, record
 from routeblock.q6k_dispatch.fixture import Jobs
 from routeblock.q6k_dispatch.measure import accepted_by
-from routeblock.q6k_dispatch.protocol import OURS, Protocol, load, ordered, shapes
+from routeblock.q6k_dispatch.protocol import OURS, Protocol, load, shapes
 
 MANIFEST = "recorded_dispatch.manifest.json"
 

@@ -99,17 +99,10 @@ def _compare(shape: Shape, found: Times, protocol: Protocol) -> Comparison:
 
 
 def _ratio(ours: dict[int, float], theirs: dict[int, float], protocol: Protocol) -> Ratio | None:
-    common = sorted(ours.keys() & theirs.keys())
+    common, new, old = stats.matched(ours, theirs)
     if len(common) < protocol.repetitions:
         return None
-    rules = protocol.bootstrap
-    change = stats.paired_change(
-        [ours[r] for r in common],
-        [theirs[r] for r in common],
-        seed=rules.seed,
-        resamples=rules.resamples,
-        confidence=rules.confidence,
-    )
+    change = protocol.bootstrap.change(new, old)
     return Ratio(change.n, change.baseline, 1 + change.change, 1 + change.low, 1 + change.high)
 
 
