@@ -122,7 +122,7 @@ def write_record(out: Path, path: Path, batches: Iterable[raw.Batch], told: dict
     raw.write(out / record.BATCHES, batches)
     for name, document in told.items():
         (out / name).write_bytes(canonical_json(document))
-    record._seal(out, path, load(path), "0" * 64)
+    record.FOLDER.seal(out, path, load(path).digest(), "0" * 64)
     return out
 
 

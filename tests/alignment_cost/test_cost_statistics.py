@@ -155,7 +155,7 @@ def test_a_changed_raw_batch_is_refused(
     change(rows)
     raw.write(folder / record.BATCHES, [Batch(**row) for row in rows])
     if sealed:
-        record._seal(folder, protocol, load(protocol), "0" * 64)
+        record.FOLDER.seal(folder, protocol, load(protocol).digest(), "0" * 64)
     wrong = validate.disagreements(made, folder, protocol)[1]
     assert any(words in str(line) for line in wrong), wrong
 

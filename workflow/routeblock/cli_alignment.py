@@ -26,7 +26,7 @@ def record_alignment(
     from routeblock.workflow import code
 
     wrong = record.write(out, protocol, seconds=seconds, code=code("record_alignment"))
-    report(wrong, str(out / record.ARCHIVE))
+    report(wrong, str(out / record.FOLDER.archive))
 
 
 def alignment_exactness(out: Out) -> None:

@@ -32,7 +32,7 @@ def record_dispatch(
 
     files = record.Given(cubin, schedules, plugin, llama)
     wrong = record.write(out, protocol, files, code=code("record_dispatch"))
-    _report(wrong, str(out / record.ARCHIVE))
+    _report(wrong, str(out / record.FOLDER.archive))
 
 
 def recorded_dispatch(

@@ -20,8 +20,8 @@ from routeblock.alignment_cost.edits import Copy, ImpossibleError
 from routeblock.alignment_cost.protocol import Protocol, load
 from routeblock.alignment_cost.reasons import Finding, Reason
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_file
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.digest import sha256_file
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 from routeblock.protocols import Strict, fault
 
@@ -149,8 +149,7 @@ def write(
     """Write `mutations.json` and its manifest to the folder `out`; returns what `mutate` does."""
     entries = mutate(folder, statistics, protocol, declared)
     path = out / "mutations.json"
-    with atomic_file(path) as tmp:
-        tmp.write_bytes(canonical_json({"format": FORMAT, "declared": sha256_file(declared), "mutations": entries}))
+    write_json(path, {"format": FORMAT, "declared": sha256_file(declared), "mutations": entries})
     seal(
         out / "mutations.manifest.json",
         rule="alignment_mutations",

@@ -28,17 +28,15 @@ from routeblock.alignment_cost.protocol import Protocol, load
 from routeblock.cuda import sanitizer
 from routeblock.cuda.vllm_ops import EXTENSION_VARIABLE, find_extension, wheel_version
 from routeblock.errors import InputError
-from routeblock.evidence.archive import pack
 from routeblock.evidence.digest import canonical_json, sha256_file
-from routeblock.evidence.files import atomic_file
-from routeblock.evidence.manifest import seal
+from routeblock.evidence.files import atomic_file, write_json
+from routeblock.evidence.gpu_record import GpuRecord, documents
 from routeblock.installed import versions
 from routeblock.protocols import fault
 
-ARCHIVE = "alignment_cost.tar.gz"
 BATCHES, RUN, EXACT, SANITIZER = "batches.parquet", "run.json", "exactness.json", "sanitizer.json"
-MANIFEST = "record_alignment.manifest.json"
 FILES = (BATCHES, RUN, EXACT, SANITIZER)
+FOLDER = GpuRecord("alignment", FILES, "alignment_cost.tar.gz")
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 EXERCISE = "routeblock.alignment_cost.exercise"
 CACHE_BYTES = str(4 << 30)  # of compiled kernels: the default is smaller than the extension
@@ -90,8 +88,7 @@ def check_exactness(out: Path, progress: Callable[[str], None] = print) -> dict[
     from routeblock.alignment_cost import exactness
 
     told = exactness.check(progress)
-    with atomic_file(out / EXACT) as tmp:
-        tmp.write_bytes(canonical_json(told))
+    write_json(out / EXACT, told)
     return told
 
 
@@ -147,9 +144,8 @@ def write(
         run = _run(rig, extension, protocol, measured) | {"seconds": round(time.monotonic() - began, 1)}
         with atomic_file(out / BATCHES) as tmp:
             raw.write(tmp, measured.batches)
-        with atomic_file(out / RUN) as tmp:
-            tmp.write_bytes(canonical_json(run))
-        _seal(out, protocol_path, protocol, code)
+        write_json(out / RUN, run)
+        FOLDER.seal(out, protocol_path, protocol.digest(), code)
     return problems(read(out), protocol)
 
 
@@ -182,19 +178,6 @@ def _run(rig: Any, extension: Path, protocol: Protocol, measured: Measured) -> d
         "not_measured": measured.left,
         "batches": dict(Counter(f"{b.campaign} {b.mode} {b.reason or 'accepted'}" for b in measured.batches)),
     }
-
-
-def _seal(out: Path, protocol_path: Path, protocol: Protocol, code: str) -> None:
-    written = [out / name for name in FILES if (out / name).is_file()]
-    seal(
-        out / MANIFEST,
-        rule="record_alignment",
-        outputs=written,
-        inputs=[protocol_path],
-        parameters={"protocol_sha256": protocol.digest()},
-        code=code,
-    )
-    pack(out / ARCHIVE, {p.name: p for p in [*written, out / MANIFEST]})
 
 
 class _Told(BaseModel):
@@ -264,15 +247,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def read(folder: Path) -> Recorded:
     """Read such a folder. Raises InputError if a file is missing or malformed."""
-    try:
-        run, exact, tools = (_document(folder / name) for name in _DOCUMENTS)
-    except (OSError, ValueError) as e:
-        raise InputError(
-            f"not a record: {e}",
-            where=str(folder),
-            limit=f"it holds {', '.join(FILES)}",
-            way_out="record again: routeblock record-alignment",
-        ) from e
+    run, exact, tools = documents(folder, FILES, "record again: routeblock record-alignment", _document)
     return Recorded(folder, raw.read(folder / BATCHES), run, exact, tools)
 
 

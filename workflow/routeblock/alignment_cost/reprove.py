@@ -8,7 +8,6 @@ word, but the reference's plans are ours, from the protocol's seed.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from routeblock.alignment_cost import conform, record, routings
@@ -17,12 +16,7 @@ from routeblock.alignment_cost.protocol import Protocol, load
 from routeblock.alignment_cost.reasons import Finding, Reason
 from routeblock.cuda.align_variants import Gpu, Problem, serving
 from routeblock.errors import InputError
-from routeblock.evidence.archive import CONTENTS, listed
-from routeblock.evidence.digest import sha256_file
-from routeblock.evidence.files import atomic_file
-from routeblock.evidence.manifest import seal
 
-MANIFEST = "recorded_alignment.manifest.json"
 # Shared memory that a block can ask for, bytes: CUDA programming guide, technical specifications by capability.
 SHARED_BYTES = {"sm_90": 227 * 1024}
 _KEY = ("campaign", "experts", "top_k", "tokens")
@@ -33,12 +27,8 @@ def unsealed(source: Path) -> list[Finding]:
 
     Raises InputError if that cannot be read.
     """
-    digests = listed(source / CONTENTS)
-    return [
-        Finding(str(source / name), Reason.SEAL, "not the bytes that were recorded")
-        for name in record.FILES
-        if digests.get(name) != sha256_file(source / name)
-    ]
+    files = record.FOLDER.changed(source)
+    return [Finding(str(path), Reason.SEAL, "not the bytes that were recorded") for path in files]
 
 
 def deviations(found: record.Recorded, protocol_path: Path) -> list[Finding]:
@@ -87,15 +77,5 @@ def write(out: Path, source: Path, protocol_path: Path, *, code: str) -> list[Fi
     wrong = unsealed(source) or deviations(found, protocol_path) + disagreements(found, protocol)
     if wrong:
         return wrong
-    for name in record.FILES:
-        with atomic_file(out / name) as tmp:
-            shutil.copyfile(source / name, tmp)
-    seal(
-        out / MANIFEST,
-        rule="recorded_alignment",
-        outputs=[out / name for name in record.FILES],
-        inputs=[protocol_path, source / CONTENTS, *(source / name for name in record.FILES)],
-        parameters={},
-        code=code,
-    )
+    record.FOLDER.copy(source, out, protocol_path, code)
     return []

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from routeblock.alignment_cost.batches import Batch
 from routeblock.alignment_cost.measure import CLOCKS, planned
 from routeblock.alignment_cost.protocol import Campaign, Mode, Point, Protocol, load
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.files import atomic_file
-from routeblock.evidence.manifest import seal
+from routeblock.evidence import statistics as document
 
 
 @dataclass(frozen=True)
@@ -158,19 +155,12 @@ def write(out: Path, folder: Path, protocol_path: Path, *, code: str) -> list[st
     Returns what the record lacks or does not show, one line each.
     """
     protocol, found = load(protocol_path), record.read(folder)
-    told = {
-        "protocol_sha256": protocol.digest(),
-        "comparisons": [asdict(c) for c in comparisons(found.batches, protocol)],
-    }
-    path = out / "statistics.json"
-    with atomic_file(path) as tmp:
-        tmp.write_bytes(canonical_json(told))
-    seal(
-        out / "statistics.manifest.json",
+    document.write(
+        out,
+        comparisons(found.batches, protocol),
+        protocol.digest(),
         rule="alignment_statistics",
-        outputs=[path],
         inputs=[protocol_path, *(folder / name for name in record.FILES)],
-        parameters={"protocol_sha256": protocol.digest()},
         code=code,
     )
     return record.problems(found, protocol)
@@ -178,12 +168,4 @@ def write(out: Path, folder: Path, protocol_path: Path, *, code: str) -> list[st
 
 def read(path: Path) -> list[Comparison]:
     """The comparisons of a `statistics.json`. Raises InputError if it is none."""
-    try:
-        return [Comparison(**c) for c in json.loads(path.read_text(encoding="utf-8"))["comparisons"]]
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise InputError(
-            f"no statistics: {e}",
-            where=str(path),
-            limit="a file of `routeblock alignment-statistics` is needed",
-            way_out="run that command",
-        ) from e
+    return document.read(path, lambda c: Comparison(**c), "alignment-statistics")

@@ -6,8 +6,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from routeblock.errors import InputError
@@ -42,6 +43,13 @@ def listed(contents: Path) -> dict[str, str]:
             limit="path, size and SHA-256 of each file are needed, as in the contents.json of a recorded archive",
             way_out="restore the file, or unpack the archive again",
         ) from e
+
+
+def changed(files: Iterable[Path], contents: Path) -> list[Path]:
+    """Those of `files` that a `contents.json` beside or above them lists otherwise. Raises InputError as `listed`."""
+    digests = listed(contents)
+    names = {path: Path(os.path.relpath(path, contents.parent)).as_posix() for path in files}
+    return [path for path, name in names.items() if digests.get(name) != sha256_file(path)]
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -12,8 +12,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from routeblock.errors import InputError
+from routeblock.evidence.digest import canonical_json
 
 TEMPORARY_SUFFIX = ".routeblock-tmp"
 
@@ -77,6 +79,12 @@ def _is_no_folder(path: Path) -> bool:
         return not stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
         return False
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write the canonical JSON of `value`, as `atomic_file` does."""
+    with atomic_file(path) as tmp:
+        tmp.write_bytes(canonical_json(value))
 
 
 def writable_folder(path: Path) -> None:

@@ -7,7 +7,6 @@ measured and on what.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import time
@@ -17,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.files import atomic_file, write_json
+from routeblock.evidence.gpu_record import documents
 from routeblock.evidence.manifest import seal
 from routeblock.grouped_schedule import batches as raw
 from routeblock.grouped_schedule import measure
@@ -107,8 +105,7 @@ def write(
     with atomic_file(folder / FILES[0]) as tmp:
         raw.write(tmp, batches)
     for name, value in zip(FILES[1:], (comparisons, fixtures, run), strict=True):
-        with atomic_file(folder / name) as tmp:
-            tmp.write_bytes(canonical_json(value))
+        write_json(folder / name, value)
     seal(
         folder / f"{rule}.manifest.json",
         rule=rule,
@@ -122,15 +119,7 @@ def write(
 
 def read(folder: Path) -> Recorded:
     """Read such a folder. Raises InputError if a file is missing or malformed."""
-    try:
-        rest = [json.loads((folder / name).read_text(encoding="utf-8")) for name in FILES[1:]]
-    except (OSError, ValueError) as e:
-        raise InputError(
-            f"not a record: {e}",
-            where=str(folder),
-            limit=f"it holds {', '.join(FILES)}",
-            way_out="run the sweep or the confirmation again",
-        ) from e
+    rest = documents(folder, FILES, "run the sweep or the confirmation again")
     return Recorded(folder, raw.read([folder / FILES[0]]), *rest)
 
 

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from routeblock.evidence.archive import listed
-from routeblock.evidence.digest import canonical_json, sha256_file
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.archive import changed, listed
+from routeblock.evidence.files import atomic_file, write_json
 from routeblock.evidence.manifest import seal
 from routeblock.grouped_schedule import batches as raw
 from routeblock.grouped_schedule import conform, cpu, fixture, record
@@ -39,15 +37,11 @@ def unsealed(source: Path, contents: Path) -> list[str]:
 
     Raises InputError if `contents` cannot be read.
     """
-    digests = listed(contents)
-    wrong = []
-    for name in record.FILES:
-        key = Path(os.path.relpath(source / name, contents.parent)).as_posix()
-        if digests.get(key) != sha256_file(source / name):
-            wrong.append(f"{source / name}: not the bytes that were recorded")
+    files = changed((source / name for name in record.FILES), contents)
+    wrong = [f"{path}: not the bytes that were recorded" for path in files]
     device = record.read(source).run["device"]
     cubin = f"build/{device['architecture']}/q6k_schedules.cubin"
-    if device["cubin_sha256"] != digests.get(cubin):
+    if device["cubin_sha256"] != listed(contents).get(cubin):
         wrong.append(f"{source}: ran a cubin that is not the recorded {cubin}")
     return wrong
 
@@ -102,8 +96,7 @@ def write(
         raw.write(tmp, (replace(b, lane=lane) for b in found.batches))
     rest = ([c | {"lane": lane} for c in found.comparisons], found.fixtures, run)
     for name, value in zip(record.FILES[1:], rest, strict=True):
-        with atomic_file(out / name) as tmp:
-            tmp.write_bytes(canonical_json(value))
+        write_json(out / name, value)
     seal(
         out / "recorded.manifest.json",
         rule="recorded",

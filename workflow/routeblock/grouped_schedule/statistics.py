@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,8 +13,8 @@ import pyarrow.parquet as pq
 
 from routeblock import stats
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence import statistics as document
+from routeblock.evidence.files import atomic_file, write_json
 from routeblock.evidence.manifest import seal
 from routeblock.grouped_schedule import conform, record
 from routeblock.grouped_schedule.batches import Batch
@@ -180,8 +179,7 @@ def write(
         "comparisons": [asdict(c) for c in found],
     }
     path = out / "statistics.json"
-    with atomic_file(path) as tmp:
-        tmp.write_bytes(canonical_json(told))
+    write_json(path, told)
     ratios = out / "ratios.parquet"
     with atomic_file(ratios) as tmp:
         pq.write_table(_ratios(pairs), tmp, compression="zstd")
@@ -207,12 +205,4 @@ def _ratios(pairs: Iterable[Pairs]) -> pa.Table:
 
 def read(path: Path) -> list[Comparison]:
     """The comparisons of a `statistics.json`. Raises InputError if it is none."""
-    try:
-        return [Comparison(**c) for c in json.loads(path.read_text(encoding="utf-8"))["comparisons"]]
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise InputError(
-            f"no statistics: {e}",
-            where=str(path),
-            limit="a file of `routeblock statistics` is needed",
-            way_out="run that command",
-        ) from e
+    return document.read(path, lambda c: Comparison(**c), "statistics")

@@ -7,7 +7,6 @@ and once more in one archive.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,10 +17,9 @@ from typing import Any
 from routeblock.cuda import q6k_dispatch as kernels
 from routeblock.cuda import sanitizer
 from routeblock.errors import InputError
-from routeblock.evidence.archive import pack
-from routeblock.evidence.digest import canonical_json, sha256_file
-from routeblock.evidence.files import atomic_file
-from routeblock.evidence.manifest import seal
+from routeblock.evidence.digest import sha256_file
+from routeblock.evidence.files import atomic_file, write_json
+from routeblock.evidence.gpu_record import GpuRecord, documents
 from routeblock.installed import versions
 from routeblock.q6k_dispatch import batches as raw
 from routeblock.q6k_dispatch import counters
@@ -29,9 +27,9 @@ from routeblock.q6k_dispatch.measure import Measured
 from routeblock.q6k_dispatch.measure import run as measure
 from routeblock.q6k_dispatch.protocol import OURS, Protocol, load
 
-ARCHIVE, MANIFEST = "q6k_dispatch.tar.gz", "record_dispatch.manifest.json"
 BATCHES, RUN, COUNTERS, SANITIZER = "batches.parquet", "run.json", "counters.json", "sanitizer.json"
 FILES = (BATCHES, RUN, COUNTERS, SANITIZER)
+FOLDER = GpuRecord("dispatch", FILES, "q6k_dispatch.tar.gz")
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 EXERCISE = "routeblock.q6k_dispatch.exercise"
 _PACKAGES = ("torch", "numpy", "cuda-core", "cuda-bindings", "nvidia-ml-py")
@@ -83,13 +81,13 @@ def write(
         run = _run(rig, protocol, measured, given, cubins) | facts | {"seconds": round(time.monotonic() - began, 1)}
         with atomic_file(out / BATCHES) as tmp:
             raw.write(tmp, measured.batches)
-        _json(out / RUN, run)
-        _seal(out, protocol_path, protocol, code)
-    _json(out / COUNTERS, counters.count(protocol_path, *cubins, rig))
+        write_json(out / RUN, run)
+        FOLDER.seal(out, protocol_path, protocol.digest(), code)
+    write_json(out / COUNTERS, counters.count(protocol_path, *cubins, rig))
     progress(f"counted after {time.monotonic() - began:.1f} s")
     reports = [sanitizer.run_tool(tool, EXERCISE, [str(cubins[0])]) for tool in TOOLS]
-    _json(out / SANITIZER, {"tools": [asdict(r) for r in reports]})
-    _seal(out, protocol_path, protocol, code)
+    write_json(out / SANITIZER, {"tools": [asdict(r) for r in reports]})
+    FOLDER.seal(out, protocol_path, protocol.digest(), code)
     return problems(read(out), protocol)
 
 
@@ -159,35 +157,9 @@ def _digests(path: Path | None) -> dict[str, str]:
     return {p.name: sha256_file(p) for p in files}
 
 
-def _json(path: Path, told: dict[str, Any]) -> None:
-    with atomic_file(path) as tmp:
-        tmp.write_bytes(canonical_json(told))
-
-
-def _seal(out: Path, protocol_path: Path, protocol: Protocol, code: str) -> None:
-    written = [out / name for name in FILES if (out / name).is_file()]
-    seal(
-        out / MANIFEST,
-        rule="record_dispatch",
-        outputs=written,
-        inputs=[protocol_path],
-        parameters={"protocol_sha256": protocol.digest()},
-        code=code,
-    )
-    pack(out / ARCHIVE, {p.name: p for p in [*written, out / MANIFEST]})
-
-
 def read(folder: Path) -> Recorded:
     """Read such a folder. Raises InputError if a file is missing or malformed."""
-    try:
-        run, counted, tools = (json.loads((folder / n).read_text(encoding="utf-8")) for n in (RUN, COUNTERS, SANITIZER))
-    except (OSError, ValueError) as e:
-        raise InputError(
-            f"not a record: {e}",
-            where=str(folder),
-            limit=f"it holds {', '.join(FILES)}",
-            way_out="record again: routeblock record-dispatch",
-        ) from e
+    run, counted, tools = documents(folder, FILES, "record again: routeblock record-dispatch")
     return Recorded(folder, raw.read(folder / BATCHES), run, counted, tools)
 
 

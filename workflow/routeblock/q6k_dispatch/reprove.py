@@ -7,8 +7,6 @@ moe/q6k_segments.py; digests of whole outputs are the record's word, but that th
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,7 @@ from typing import Any
 import numpy as np
 
 from routeblock.cuda.q6k_plan import plan, tuned
-from routeblock.errors import InputError
-from routeblock.evidence.archive import CONTENTS
-from routeblock.evidence.digest import sha256_array, sha256_file
-from routeblock.evidence.files import atomic_file
-from routeblock.evidence.manifest import seal
+from routeblock.evidence.digest import sha256_array
 from routeblock.moe import q6k
 from routeblock.moe.q6k_segments import dot
 from routeblock.protocols import ordered
@@ -29,29 +23,13 @@ from routeblock.q6k_dispatch.fixture import Jobs
 from routeblock.q6k_dispatch.measure import accepted_by
 from routeblock.q6k_dispatch.protocol import OURS, Protocol, load, shapes
 
-MANIFEST = "recorded_dispatch.manifest.json"
-
 
 def unsealed(source: Path) -> list[str]:
     """The files of a record that are not what the recording machine listed in `contents.json`.
 
     Raises InputError if that cannot be read.
     """
-    try:
-        listed = json.loads((source / CONTENTS).read_text(encoding="utf-8"))
-        digests = {name: entry["sha256"] for name, entry in listed.items()}
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as e:
-        raise InputError(
-            f"no list of contents: {e}",
-            where=str(source / CONTENTS),
-            limit="the contents.json of a recorded archive is needed",
-            way_out="unpack the archive again",
-        ) from e
-    return [
-        f"{source / name}: not the bytes that were recorded"
-        for name in record.FILES
-        if digests.get(name) != sha256_file(source / name)
-    ]
+    return [f"{path}: not the bytes that were recorded" for path in record.FOLDER.changed(source)]
 
 
 def output(jobs: Jobs, slot: int, seed: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -132,15 +110,5 @@ def write(out: Path, source: Path, protocol_path: Path, *, code: str) -> list[st
     wrong = unsealed(source) or record.problems(found, protocol) + disagreements(found, protocol)
     if wrong:
         return wrong
-    for name in record.FILES:
-        with atomic_file(out / name) as tmp:
-            shutil.copyfile(source / name, tmp)
-    seal(
-        out / MANIFEST,
-        rule="recorded_dispatch",
-        outputs=[out / name for name in record.FILES],
-        inputs=[protocol_path, source / CONTENTS, *(source / name for name in record.FILES)],
-        parameters={},
-        code=code,
-    )
+    record.FOLDER.copy(source, out, protocol_path, code)
     return []

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from routeblock import stats
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.files import atomic_file
-from routeblock.evidence.manifest import seal
+from routeblock.evidence import statistics as document
 from routeblock.q6k_dispatch import record
 from routeblock.q6k_dispatch.batches import Batch
 from routeblock.q6k_dispatch.protocol import Protocol, Shape, load, shapes
@@ -112,19 +110,12 @@ def write(out: Path, folder: Path, protocol_path: Path, *, code: str) -> list[st
     Returns what the record lacks or does not show, one line each.
     """
     protocol, found = load(protocol_path), record.read(folder)
-    told = {
-        "protocol_sha256": protocol.digest(),
-        "comparisons": [asdict(c) for c in comparisons(found.batches, protocol)],
-    }
-    path = out / "statistics.json"
-    with atomic_file(path) as tmp:
-        tmp.write_bytes(canonical_json(told))
-    seal(
-        out / "statistics.manifest.json",
+    document.write(
+        out,
+        comparisons(found.batches, protocol),
+        protocol.digest(),
         rule="dispatch_statistics",
-        outputs=[path],
         inputs=[protocol_path, *(folder / name for name in record.FILES)],
-        parameters={"protocol_sha256": protocol.digest()},
         code=code,
     )
     return record.problems(found, protocol)
@@ -132,15 +123,9 @@ def write(out: Path, folder: Path, protocol_path: Path, *, code: str) -> list[st
 
 def read(path: Path) -> list[Comparison]:
     """The comparisons of a `statistics.json`. Raises InputError if it is none."""
-    try:
-        return [
-            Comparison(**(c | {"ratios": {n: None if r is None else Ratio(**r) for n, r in c["ratios"].items()}}))
-            for c in json.loads(path.read_text(encoding="utf-8"))["comparisons"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise InputError(
-            f"no statistics: {e}",
-            where=str(path),
-            limit="a file of `routeblock dispatch-statistics` is needed",
-            way_out="run that command",
-        ) from e
+    return document.read(path, _comparison, "dispatch-statistics")
+
+
+def _comparison(told: dict[str, Any]) -> Comparison:
+    ratios = {name: None if r is None else Ratio(**r) for name, r in told["ratios"].items()}
+    return Comparison(**(told | {"ratios": ratios}))
