@@ -16,6 +16,7 @@ from routeblock.alignment_cost import record, reprove, routings
 from routeblock.alignment_cost.measure import Checked, Measured, Sample, run
 from routeblock.alignment_cost.protocol import Arm, Mode, Point, Series, load
 from routeblock.cuda.align_variants import Gpu, Problem, serving
+from routeblock.cuda.sanitizer import TOOLS
 from routeblock.cuda.telemetry import State
 from routeblock.evidence.digest import canonical_json
 
@@ -108,7 +109,7 @@ def documents(found: Measured, path: Path) -> dict[str, Any]:
         "not_measured": found.left,
         "batches": dict(Counter(f"{b.campaign} {b.mode} {b.reason or 'accepted'}" for b in found.batches)),
     }
-    tools = [{"tool": t, "outcome": "clean", "lines": ["0 errors"]} for t in record.TOOLS]
+    tools = [{"tool": t, "outcome": "clean", "lines": ["0 errors"]} for t in TOOLS]
     return {
         record.RUN: run,
         record.EXACT: {"differs": "", "cubin_sha256": "c" * 64, "gpu": "NVIDIA H200"},

@@ -19,6 +19,7 @@ from routeblock.alignment_cost.tables import Evidence
 from routeblock.cli import main
 from routeblock.cuda.align_kernels import compile_for
 from routeblock.cuda.align_variants import Gpu
+from routeblock.cuda.sanitizer import TOOLS
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
 
@@ -99,7 +100,7 @@ def test_a_row_holds_a_point_and_its_growth(found: record.Recorded, compared: li
 def test_the_checks_are_told(found: record.Recorded, compared: list[Comparison]) -> None:
     rows = {r["check"]: r for r in tables.checks(Evidence(compared, found))}
     assert (rows["random routings"]["cases"], rows["random routings"]["outcome"]) == (10_000, "equal")
-    assert [rows[t]["outcome"] for t in record.TOOLS] == ["clean"] * 4
+    assert [rows[t]["outcome"] for t in TOOLS] == ["clean"] * 4
     assert rows["repeated call, M=16384"]["outcome"] == "0 different"
     assert rows["full_k"]["outcome"] == "not in the build"
     found.exactness["differs"] = "random: x"

@@ -14,6 +14,7 @@ import pytest
 
 from routeblock.cli import main
 from routeblock.cuda.q6k_dispatch import compile_for
+from routeblock.cuda.sanitizer import TOOLS
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
 from routeblock.q6k_dispatch import counters, record, reprove, statistics, tables, wiring
@@ -91,7 +92,7 @@ def test_bits_depend_neither_on_the_path_nor_on_the_batch(found: record.Recorded
 
 
 def test_the_sanitizer_and_the_counters_ran(found: record.Recorded) -> None:
-    assert [t["outcome"] for t in found.sanitizer["tools"]] == ["clean"] * len(record.TOOLS)
+    assert [t["outcome"] for t in found.sanitizer["tools"]] == ["clean"] * len(TOOLS)
     assert found.counters["outcome"] == "counted"
     told = [tuple(r[n] for n in ("role", "slots", "pool", "rows", "cols", "side")) for r in found.counters["rows"]]
     assert told == [(s.role, s.slots, s.pool, s.rows, s.cols, side) for s, side in counters.cases(PLAN)]

@@ -447,10 +447,11 @@ def table(
     ),
 ) -> None:
     """Write one table of study A from the documents of any number of lanes and points."""
-    from routeblock.route_block.tables import find, write
+    from routeblock.route_block.tables import TABLES, write
+    from routeblock.tables import find
     from routeblock.workflow import code
 
-    find(name)  # a name without a table has no code either
+    find(name, TABLES)  # a name without a table has no code either
     write(name, source, published, out, code=code(f"table_{name}"))
 
 

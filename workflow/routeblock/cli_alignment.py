@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from routeblock.cli_shared import Out, ProtocolFile, add, report
+from routeblock.cli_shared import (
+    CommittedRecord,
+    Out,
+    ProtocolFile,
+    Recomputed,
+    RecordFolder,
+    StatisticsFile,
+    TableName,
+    add,
+    report,
+)
 
 PROTOCOL = Path("fixtures/protocols/alignment_cost.json")
 
@@ -37,11 +47,7 @@ def alignment_exactness(out: Out) -> None:
     report([differs] if differs else [], "every bit is the reference's")
 
 
-def recorded_alignment(
-    out: Out,
-    source: Annotated[Path, typer.Option(help="A committed record, with its contents.json.")],
-    protocol: ProtocolFile = PROTOCOL,
-) -> None:
+def recorded_alignment(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
     """Prove a committed record again on this CPU: files, routings, plans, variants. Exits 1 if something differs."""
     from routeblock.alignment_cost import reprove
     from routeblock.workflow import code
@@ -50,11 +56,7 @@ def recorded_alignment(
     report(wrong, "every plan is the recorded one")
 
 
-def alignment_statistics(
-    out: Out,
-    record: Annotated[Path, typer.Option(help="The record's folder.")],
-    protocol: ProtocolFile = PROTOCOL,
-) -> None:
+def alignment_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios with intervals and verdicts from raw batches. Exits 1 if the record lacks what the protocol asks for."""
     from routeblock.alignment_cost import statistics
     from routeblock.workflow import code
@@ -64,10 +66,7 @@ def alignment_statistics(
 
 
 def validate_alignment(
-    out: Out,
-    record: Annotated[Path, typer.Option(help="The record's folder.")],
-    statistics: Annotated[Path, typer.Option(help="The statistics.json to recompute.")],
-    protocol: ProtocolFile = PROTOCOL,
+    out: Out, record: RecordFolder, statistics: Recomputed, protocol: ProtocolFile = PROTOCOL
 ) -> None:
     """Recompute statistics and verdicts with code of its own. Exits 1 unless every value is exactly equal."""
     from routeblock.alignment_cost import validate
@@ -79,8 +78,8 @@ def validate_alignment(
 
 def mutate_alignment(
     out: Out,
-    record: Annotated[Path, typer.Option(help="The record's folder.")],
-    statistics: Annotated[Path, typer.Option(help="Its statistics.json.")],
+    record: RecordFolder,
+    statistics: StatisticsFile,
     protocol: ProtocolFile = PROTOCOL,
     declared: Annotated[Path, typer.Option(help="The declared edits.")] = Path("fixtures/alignment_mutations.json"),
 ) -> None:
@@ -98,18 +97,19 @@ def mutate_alignment(
 
 
 def alignment_table(
-    name: Annotated[str, typer.Argument(help="Which table.")],
+    name: TableName,
     out: Out,
-    record: Annotated[Path, typer.Option(help="The record's folder.")],
-    statistics: Annotated[Path, typer.Option(help="Its statistics.json.")],
+    record: RecordFolder,
+    statistics: StatisticsFile,
     mutations: Annotated[Path, typer.Option(help="Its mutations.json.")],
     validation: Annotated[Path, typer.Option(help="Its validation.json.")],
 ) -> None:
     """Write one table of the alignment's cost as .parquet, .csv and .md."""
     from routeblock.alignment_cost import tables
+    from routeblock.tables import find
     from routeblock.workflow import code
 
-    tables.find(name)  # a name without a table has no code either
+    find(name, tables.TABLES)  # a name without a table has no code either
     tables.write(name, out, statistics, record, mutations, validation, code=code(f"table_{name}"))
 
 

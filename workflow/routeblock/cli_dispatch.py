@@ -8,8 +8,17 @@ from typing import Annotated
 
 import typer
 
-Out = Annotated[Path, typer.Option(help="Folder to write to.")]
-ProtocolFile = Annotated[Path, typer.Option("--protocol", help="The committed protocol.")]
+from routeblock.cli_shared import (
+    CommittedRecord,
+    Out,
+    ProtocolFile,
+    RecordFolder,
+    StatisticsFile,
+    TableName,
+    add,
+    report,
+)
+
 Given = Annotated[Path | None, typer.Option(help="Made before; default: compiled here.")]
 
 PROTOCOL = Path("fixtures/protocols/q6k_dispatch.json")
@@ -32,55 +41,37 @@ def record_dispatch(
 
     files = record.Given(cubin, schedules, plugin, llama)
     wrong = record.write(out, protocol, files, code=code("record_dispatch"))
-    _report(wrong, str(out / record.FOLDER.archive))
+    report(wrong, str(out / record.FOLDER.archive))
 
 
-def recorded_dispatch(
-    out: Out,
-    source: Annotated[Path, typer.Option(help="A committed record, with its contents.json.")],
-    protocol: ProtocolFile = PROTOCOL,
-) -> None:
+def recorded_dispatch(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
     """Prove a committed record again on this CPU: files, jobs, plans, bits of samples. Exits 1 if something differs."""
     from routeblock.q6k_dispatch import reprove
     from routeblock.workflow import code
 
     wrong = reprove.write(out, source, protocol, code=code("recorded_dispatch"))
-    _report(wrong, "every sampled output is the recorded one")
+    report(wrong, "every sampled output is the recorded one")
 
 
-def dispatch_statistics(
-    out: Out,
-    record: Annotated[Path, typer.Option(help="The record's folder.")],
-    protocol: ProtocolFile = PROTOCOL,
-) -> None:
+def dispatch_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios to every peer, with intervals, from raw batches. Exits 1 if the record lacks what is asked for."""
     from routeblock.q6k_dispatch import statistics
     from routeblock.workflow import code
 
     wrong = statistics.write(out, record, protocol, code=code("dispatch_statistics"))
-    _report(wrong, "the record is whole")
+    report(wrong, "the record is whole")
 
 
 def dispatch_table(
-    name: Annotated[str, typer.Argument(help="Which table.")],
-    out: Out,
-    record: Annotated[Path, typer.Option(help="The record's folder.")],
-    statistics: Annotated[Path, typer.Option(help="Its statistics.json.")],
-    protocol: ProtocolFile = PROTOCOL,
+    name: TableName, out: Out, record: RecordFolder, statistics: StatisticsFile, protocol: ProtocolFile = PROTOCOL
 ) -> None:
     """Write one table of the fast paths as .parquet, .csv and .md."""
     from routeblock.q6k_dispatch import tables
+    from routeblock.tables import find
     from routeblock.workflow import code
 
+    find(name, tables.TABLES)  # a name without a table has no code either
     tables.write(name, out, statistics, record, protocol, code=code(f"table_{name}"))
-
-
-def _report(wrong: list[str], otherwise: str) -> None:
-    for line in wrong:
-        print(line)
-    if wrong:
-        raise typer.Exit(1)
-    print(otherwise)
 
 
 COMMANDS = (record_dispatch, recorded_dispatch, dispatch_statistics, dispatch_table)
@@ -88,5 +79,4 @@ COMMANDS = (record_dispatch, recorded_dispatch, dispatch_statistics, dispatch_ta
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in COMMANDS:
-        app.command()(command)
+    add(app, COMMANDS)

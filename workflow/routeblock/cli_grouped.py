@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from routeblock.cli_shared import Out, ProtocolFile, add, report
+from routeblock.cli_shared import Out, ProtocolFile, Recomputed, add, report
 
 Records = Annotated[list[Path], typer.Option("--record", help="A folder of a sweep or confirmation; repeat it.")]
 Device = Annotated[str, typer.Option(help="cpu0, or gpu0, gpu1, ... as the driver counts them.")]
@@ -144,7 +144,7 @@ def statistics(
 def validate_timings(
     out: Out,
     record: Records,
-    statistics: Annotated[Path, typer.Option(help="The statistics.json to recompute.")],
+    statistics: Recomputed,
     protocol: ProtocolFile = PROTOCOL,
 ) -> None:
     """Recompute all statistics with code of its own. Exits 1 unless every value is exactly equal."""
@@ -168,9 +168,10 @@ def grouped_table(
 ) -> None:
     """Write one table of study B as .parquet, .csv and .md."""
     from routeblock.grouped_schedule import tables
+    from routeblock.tables import find
     from routeblock.workflow import code
 
-    tables.find(name)  # a name without a table has no code either
+    find(name, tables.TABLES)  # a name without a table has no code either
     digest = code(f"table_{name}")
     tables.write(name, out, statistics, record, published, validation, sanitizers=sanitizer or (), code=digest)
 

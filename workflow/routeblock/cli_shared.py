@@ -11,6 +11,11 @@ import typer
 
 Out = Annotated[Path, typer.Option(help="Folder to write to.")]
 ProtocolFile = Annotated[Path, typer.Option("--protocol", help="The committed protocol.")]
+CommittedRecord = Annotated[Path, typer.Option(help="A committed record, with its contents.json.")]
+RecordFolder = Annotated[Path, typer.Option(help="The record's folder.")]
+StatisticsFile = Annotated[Path, typer.Option(help="Its statistics.json.")]
+Recomputed = Annotated[Path, typer.Option(help="The statistics.json to recompute.")]
+TableName = Annotated[str, typer.Argument(help="Which table.")]
 
 
 def report(wrong: Sequence[object], otherwise: str) -> None:

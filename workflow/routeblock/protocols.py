@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the committed protocols of the studies share: strict models, one line of refusal, the order, the interval."""
+"""What the committed protocols of the studies share: strict models, one line of refusal, the order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from routeblock import stats
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_json
 
@@ -27,17 +26,11 @@ class Strict(BaseModel):
 
 
 class Bootstrap(Strict):
-    """The interval of every change."""
+    """The interval of every change: the parameters of `stats.paired_change`."""
 
     seed: Seed
     resamples: Count
     confidence: Annotated[float, Field(gt=0, lt=1)]
-
-    def change(self, candidate: Sequence[float], baseline: Sequence[float]) -> stats.Change:
-        """The change of times paired by position; raises as `stats.paired_change`."""
-        return stats.paired_change(
-            candidate, baseline, seed=self.seed, resamples=self.resamples, confidence=self.confidence
-        )
 
 
 class Whole(Strict):

@@ -7,14 +7,17 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tabulate import tabulate
 
+from routeblock.errors import InputError
 from routeblock.evidence.files import atomic_file
+from routeblock.evidence.manifest import seal
 
+Table = TypeVar("Table")
 _ARROW = {"text": pa.string(), "count": pa.int64(), "number": pa.float64(), "flag": pa.bool_()}
 
 
@@ -25,6 +28,11 @@ class Column:
     name: str
     kind: Literal["text", "count", "number", "flag"] = "text"
     format: str = ""
+
+
+def numbers(names: Iterable[str], form: str) -> tuple[Column, ...]:
+    """Columns of numbers that Markdown formats alike."""
+    return tuple(Column(name, "number", form) for name in names)
 
 
 def paths(folder: Path, name: str) -> list[Path]:
@@ -60,6 +68,36 @@ def write(
     with atomic_file(markdown) as tmp:
         tmp.write_text("\n\n".join(part for part in (f"# {title}", body, notes) if part) + "\n", encoding="utf-8")
     return [parquet, plain, markdown]
+
+
+def find(name: str, known: Mapping[str, Table]) -> Table:
+    """What stands under this name in a study's tables. Raises InputError if there is none."""
+    if name not in known:
+        raise InputError(
+            f"no table is called {name!r}",
+            where="tables",
+            limit=f"known tables are {', '.join(known)}",
+            way_out="name one of them",
+        )
+    return known[name]
+
+
+def write_sealed(
+    folder: Path,
+    name: str,
+    columns: Sequence[Column],
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    title: str,
+    notes: str,
+    inputs: Iterable[Path],
+    code: str,
+) -> list[Path]:
+    """As `write`, and seal the files by `{name}.manifest.json`."""
+    files = write(folder, name, columns, rows, title=title, notes=notes)
+    manifest = folder / f"{name}.manifest.json"
+    seal(manifest, rule=f"table_{name}", outputs=files, inputs=inputs, parameters={}, code=code)
+    return files
 
 
 def _shown(value: Any, column: Column) -> str:

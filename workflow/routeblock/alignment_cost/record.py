@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from routeblock.alignment_cost.protocol import Protocol, load
 from routeblock.cuda import sanitizer
 from routeblock.cuda.vllm_ops import EXTENSION_VARIABLE, find_extension, wheel_version
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_file
+from routeblock.evidence.digest import sha256_file
 from routeblock.evidence.files import atomic_file, write_json
 from routeblock.evidence.gpu_record import GpuRecord, documents
 from routeblock.installed import versions
@@ -37,7 +37,6 @@ from routeblock.protocols import fault
 BATCHES, RUN, EXACT, SANITIZER = "batches.parquet", "run.json", "exactness.json", "sanitizer.json"
 FILES = (BATCHES, RUN, EXACT, SANITIZER)
 FOLDER = GpuRecord("alignment", FILES, "alignment_cost.tar.gz")
-TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 EXERCISE = "routeblock.alignment_cost.exercise"
 CACHE_BYTES = str(4 << 30)  # of compiled kernels: the default is smaller than the extension
 
@@ -92,18 +91,10 @@ def check_exactness(out: Path, progress: Callable[[str], None] = print) -> dict[
     return told
 
 
-def sanitize(out: Path) -> list[sanitizer.Report]:
-    """Run every sanitizer tool over the exercise and write `sanitizer.json` to `out`."""
-    reports = [sanitizer.run_tool(tool, EXERCISE, []) for tool in TOOLS]
-    with atomic_file(out / SANITIZER) as tmp:
-        tmp.write_bytes(canonical_json({"tools": [asdict(r) for r in reports]}))
-    return reports
-
-
 def _beside(out: Path) -> threading.Thread:
     def work() -> None:
         subprocess.run([sys.executable, "-m", "routeblock", "alignment-exactness", "--out", str(out)])
-        sanitize(out)
+        sanitizer.write(out / SANITIZER, EXERCISE, [])
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -261,7 +252,7 @@ def problems(found: Recorded, protocol: Protocol) -> list[str]:
         wrong.append(f"bits differ: {found.exactness['differs']}")
     if found.exactness["cubin_sha256"] != run["cubin_sha256"]:
         wrong.append("the kernels checked are not the kernels timed")
-    wrong += [f"{t['tool']}: {t['lines'][-1]}" for t in found.sanitizer["tools"] if t["outcome"] == "found"]
+    wrong += sanitizer.findings(found.sanitizer)
     wrong += [f"{_where(c)}: wrong {', '.join(c['wrong'])}" for c in run["checks"] if c["wrong"]]
     return wrong + [f"{point}: not measured" for point in run["not_measured"]]
 

@@ -89,7 +89,7 @@ def clocks(point: Point) -> list[Mode]:
 
 def _change(candidate: dict[int, float], baseline: dict[int, float], protocol: Protocol) -> stats.Change | None:
     common, new, old = stats.matched(candidate, baseline)
-    return protocol.bootstrap.change(new, old) if common else None
+    return stats.paired_change(new, old, **protocol.bootstrap.model_dump()) if common else None
 
 
 def _comparison(

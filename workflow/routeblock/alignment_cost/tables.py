@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from routeblock.alignment_cost.protocol import Arm
 from routeblock.alignment_cost.record import Recorded
 from routeblock.alignment_cost.statistics import Comparison
 from routeblock.errors import InputError
-from routeblock.evidence.manifest import seal
 from routeblock.evidence.validation import must_agree
-from routeblock.tables import Column
+from routeblock.tables import Column, numbers
 
 Row = dict[str, Any]
 _GROUP = ("campaign", "experts", "top_k", "mode")
@@ -124,10 +123,6 @@ def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
     return {"check": check, "cases": cases, "outcome": outcome, "detail": detail}
 
 
-def _numbers(names: Iterable[str], form: str) -> tuple[Column, ...]:
-    return tuple(Column(name, "number", form) for name in names)
-
-
 Maker = Callable[[Evidence], list[Row]]
 TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
     "alignment_cost": (
@@ -139,15 +134,15 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
             Column("mode"),
             Column("variant"),
             Column("n", "count"),
-            *_numbers(("native_us", "canonical_us"), ".2f"),
-            *_numbers(("ratio", "low", "high"), ".4f"),
-            *_numbers(("margin_percent",), "g"),
+            *numbers(("native_us", "canonical_us"), ".2f"),
+            *numbers(("ratio", "low", "high"), ".4f"),
+            *numbers(("margin_percent",), "g"),
             Column("verdict"),
-            *_numbers(("target",), "g"),
+            *numbers(("target",), "g"),
             Column("reached", "flag"),
-            *_numbers(("floor", "floor_low", "floor_high"), ".4f"),
-            *_numbers(("native_growth", "canonical_growth"), ".2f"),
-            *_numbers(("sort_ratio", "sort_low", "sort_high"), ".3f"),
+            *numbers(("floor", "floor_low", "floor_high"), ".4f"),
+            *numbers(("native_growth", "canonical_growth"), ".2f"),
+            *numbers(("sort_ratio", "sort_low", "sort_high"), ".3f"),
             Column("sort_verdict"),
         ),
         "What canonical alignment costs",
@@ -183,18 +178,6 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
 }
 
 
-def find(name: str) -> tuple[Maker, tuple[Column, ...], str, str]:
-    """The table of this name. Raises InputError if there is none."""
-    if name not in TABLES:
-        raise InputError(
-            f"no table is called {name!r}",
-            where="tables",
-            limit=f"known tables are {', '.join(TABLES)}",
-            way_out="name one of them",
-        )
-    return TABLES[name]
-
-
 def write(
     name: str, out: Path, statistics_file: Path, folder: Path, mutations_file: Path, validation: Path, *, code: str
 ) -> list[Path]:
@@ -202,16 +185,8 @@ def write(
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
-    maker, columns, title, notes = find(name)
+    maker, columns, title, notes = tables.find(name, TABLES)
     must_agree(validation)
     rows = maker(Evidence(statistics.read(statistics_file), record.read(folder), mutate.read(mutations_file)))
-    files = tables.write(out, name, columns, rows, title=title, notes=notes)
-    seal(
-        out / f"{name}.manifest.json",
-        rule=f"table_{name}",
-        outputs=files,
-        inputs=[statistics_file, mutations_file, validation, *(folder / f for f in record.FILES)],
-        parameters={},
-        code=code,
-    )
-    return files
+    inputs = [statistics_file, mutations_file, validation, *(folder / f for f in record.FILES)]
+    return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)

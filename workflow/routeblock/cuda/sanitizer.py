@@ -8,11 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 from routeblock.evidence.digest import PACKAGE_ROOT
+from routeblock.evidence.files import write_json
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 FOUND_EXIT = 86  # what we ask it to exit with when it finds something
 TIMEOUT_S = 240
@@ -65,3 +70,13 @@ def run_tool(tool: str, module: str, arguments: Sequence[str]) -> Report:
     except subprocess.TimeoutExpired:
         return Report(tool, Outcome.REFUSED, None, (f"not done after {TIMEOUT_S} s",))
     return judge(tool, done.returncode, done.stdout)
+
+
+def write(path: Path, module: str, arguments: Sequence[str]) -> None:
+    """Run every tool over a module and write a `sanitizer.json`."""
+    write_json(path, {"tools": [asdict(run_tool(tool, module, arguments)) for tool in TOOLS]})
+
+
+def findings(told: Mapping[str, Any]) -> list[str]:
+    """What tools found, of a `sanitizer.json`, one line each. A refused or absent tool is no finding."""
+    return [f"{t['tool']}: {t['lines'][-1]}" for t in told["tools"] if t["outcome"] == Outcome.FOUND]

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from routeblock.cuda.sanitizer import Report, run_tool
-from routeblock.evidence.digest import canonical_json, sha256_file
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.digest import sha256_file
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 
 TOOLS = ("memcheck", "synccheck", "racecheck")
@@ -20,9 +20,7 @@ def write(out: Path, device: str, cubin: Path, protocol: Path, *, code: str) -> 
     index = int(device.removeprefix("gpu"))
     reports = [run_tool(tool, EXERCISE, [str(index), str(cubin), str(protocol)]) for tool in TOOLS]
     path = out / "sanitizer.json"
-    with atomic_file(path) as tmp:
-        told = {"device": device, "cubin_sha256": sha256_file(cubin), "tools": [asdict(r) for r in reports]}
-        tmp.write_bytes(canonical_json(told))
+    write_json(path, {"device": device, "cubin_sha256": sha256_file(cubin), "tools": [asdict(r) for r in reports]})
     seal(
         out / "sanitizer.manifest.json",
         rule="sanitizer",

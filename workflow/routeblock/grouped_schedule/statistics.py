@@ -127,7 +127,7 @@ def comparisons(pairs: Iterable[Pairs], plan: Protocol, minimum_effect: float) -
         if len(each.repetitions) < plan.repetitions:
             found.append(Comparison(**who, verdict=str(stats.Verdict.INCOMPLETE)))
             continue
-        change = plan.bootstrap.change(each.candidate_us, each.baseline_us)
+        change = stats.paired_change(each.candidate_us, each.baseline_us, **plan.bootstrap.model_dump())
         verdict = stats.verdict(change.low, change.high, minimum_effect)
         found.append(Comparison(**(who | _named(change)), verdict=str(verdict)))
     return _with_floors(found)

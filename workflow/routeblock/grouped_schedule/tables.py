@@ -13,8 +13,6 @@ from typing import Any
 
 from routeblock import tables
 from routeblock.cuda.telemetry import named_events
-from routeblock.errors import InputError
-from routeblock.evidence.manifest import seal
 from routeblock.evidence.validation import must_agree
 from routeblock.grouped_schedule import record, statistics
 from routeblock.grouped_schedule.arms import Scope
@@ -368,18 +366,6 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
 }
 
 
-def find(name: str) -> tuple[Maker, tuple[Column, ...], str, str]:
-    """The table of this name. Raises InputError if there is none."""
-    if name not in TABLES:
-        raise InputError(
-            f"no table is called {name!r}",
-            where="tables",
-            limit=f"known tables are {', '.join(TABLES)}",
-            way_out="name one of them",
-        )
-    return TABLES[name]
-
-
 def write(
     name: str,
     out: Path,
@@ -395,7 +381,7 @@ def write(
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
-    maker, columns, title, notes = find(name)
+    maker, columns, title, notes = tables.find(name, TABLES)
     must_agree(validation)
     records = [record.read(folder) for folder in folders]
     told = json.loads(published.read_text(encoding="utf-8"))
@@ -403,16 +389,8 @@ def write(
     rows = maker(Evidence(statistics.read(statistics_file), records, told, reports))
     if any(key.startswith("v100") for row in rows for key in row):
         notes += f" v100_*: {told['source']}; *_us in microseconds, the others in percent."
-    files = tables.write(out, name, columns, rows, title=title, notes=notes)
-    seal(
-        out / f"{name}.manifest.json",
-        rule=f"table_{name}",
-        outputs=files,
-        inputs=[
-            *(statistics_file, published, validation, *sanitizers),
-            *(folder / f for folder in folders for f in record.FILES),
-        ],
-        parameters={},
-        code=code,
-    )
-    return files
+    inputs = [
+        *(statistics_file, published, validation, *sanitizers),
+        *(folder / f for folder in folders for f in record.FILES),
+    ]
+    return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from routeblock.q6k_dispatch.protocol import OURS, Protocol, load
 BATCHES, RUN, COUNTERS, SANITIZER = "batches.parquet", "run.json", "counters.json", "sanitizer.json"
 FILES = (BATCHES, RUN, COUNTERS, SANITIZER)
 FOLDER = GpuRecord("dispatch", FILES, "q6k_dispatch.tar.gz")
-TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 EXERCISE = "routeblock.q6k_dispatch.exercise"
 _PACKAGES = ("torch", "numpy", "cuda-core", "cuda-bindings", "nvidia-ml-py")
 
@@ -85,8 +84,7 @@ def write(
         FOLDER.seal(out, protocol_path, protocol.digest(), code)
     write_json(out / COUNTERS, counters.count(protocol_path, *cubins, rig))
     progress(f"counted after {time.monotonic() - began:.1f} s")
-    reports = [sanitizer.run_tool(tool, EXERCISE, [str(cubins[0])]) for tool in TOOLS]
-    write_json(out / SANITIZER, {"tools": [asdict(r) for r in reports]})
+    sanitizer.write(out / SANITIZER, EXERCISE, [str(cubins[0])])
     FOLDER.seal(out, protocol_path, protocol.digest(), code)
     return problems(read(out), protocol)
 
@@ -181,5 +179,4 @@ def problems(found: Recorded, protocol: Protocol) -> list[str]:
     ours = {b["sha256"] for b in run.get("batch_bits", []) if b["side"] in set(map(str, OURS))}
     if len(ours) != 1:
         wrong.append(f"one job has {len(ours)} outputs in different batches")
-    wrong += [f"{t['tool']}: {t['lines'][-1]}" for t in found.sanitizer["tools"] if t["outcome"] == "found"]
-    return wrong
+    return wrong + sanitizer.findings(found.sanitizer)

@@ -100,7 +100,7 @@ def _ratio(ours: dict[int, float], theirs: dict[int, float], protocol: Protocol)
     common, new, old = stats.matched(ours, theirs)
     if len(common) < protocol.repetitions:
         return None
-    change = protocol.bootstrap.change(new, old)
+    change = stats.paired_change(new, old, **protocol.bootstrap.model_dump())
     return Ratio(change.n, change.baseline, 1 + change.change, 1 + change.low, 1 + change.high)
 
 

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from routeblock import tables
-from routeblock.errors import InputError
-from routeblock.evidence.manifest import seal
 from routeblock.q6k_dispatch import record, statistics
 from routeblock.q6k_dispatch.protocol import OURS, Protocol, load, shapes
 from routeblock.q6k_dispatch.record import Recorded
 from routeblock.q6k_dispatch.statistics import Comparison
-from routeblock.tables import Column
+from routeblock.tables import Column, numbers
 
 Row = dict[str, Any]
 _SHAPE = ("slots", "pool", "rows", "cols")
@@ -183,10 +181,6 @@ def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
     return {"check": check, "cases": cases, "outcome": outcome, "detail": detail}
 
 
-def _numbers(names: Iterable[str], form: str) -> tuple[Column, ...]:
-    return tuple(Column(name, "number", form) for name in names)
-
-
 _COUNTS = tuple(Column(n, "count") for n in _SHAPE)
 Maker = Callable[[Evidence], list[Row]]
 TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
@@ -196,21 +190,21 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
             Column("role"),
             *_COUNTS,
             *(Column(n, "count") for n in ("experts", "largest_group", "n")),
-            *_numbers(("ours_us",), ".2f"),
+            *numbers(("ours_us",), ".2f"),
             Column("best"),
-            *_numbers(("best_us",), ".2f"),
-            *_numbers(("ratio", "low", "high"), ".3f"),
+            *numbers(("best_us",), ".2f"),
+            *numbers(("ratio", "low", "high"), ".3f"),
             Column("reached", "flag"),
-            *_numbers(("floor_low", "floor_high"), ".3f"),
-            *_numbers((f"{n}_us" for n in ("dp4a", "tensor", "vllm_vec", "vllm_batched", "llama_cpp")), ".2f"),
-            *_numbers(("job_major_us", "band32_us"), ".2f"),
-            *_numbers(("weight_mb",), ".1f"),
+            *numbers(("floor_low", "floor_high"), ".3f"),
+            *numbers((f"{n}_us" for n in ("dp4a", "tensor", "vllm_vec", "vllm_batched", "llama_cpp")), ".2f"),
+            *numbers(("job_major_us", "band32_us"), ".2f"),
+            *numbers(("weight_mb",), ".1f"),
             Column("level"),
-            *_numbers(("of_rate",), ".2f"),
-            *_numbers(("read_us", "empty_us"), ".2f"),
+            *numbers(("of_rate",), ".2f"),
+            *numbers(("read_us", "empty_us"), ".2f"),
             Column("limit"),
-            *_numbers(("limit_us",), ".2f"),
-            *_numbers(("of_limit",), ".2f"),
+            *numbers(("limit_us",), ".2f"),
+            *numbers(("of_limit",), ".2f"),
         ),
         "Fast paths against their peers",
         "Microseconds of one call, medians over repetitions, float32 activations to float32 outputs: quantisation and "
@@ -230,14 +224,14 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
             Column("role"),
             *_COUNTS,
             Column("side"),
-            *_numbers(("replay_us", "limit_us", "remains_us"), ".2f"),
+            *numbers(("replay_us", "limit_us", "remains_us"), ".2f"),
             Column("binds"),
             Column("waits"),
-            *_numbers((f"{name}_percent" for name in ("idle", *RESOURCES)), ".0f"),
-            *_numbers(("blocks_per_sm", "warps_active"), ".1f"),
-            *_numbers(("weight_mb", "dram_mb", "l2_mb"), ".1f"),
-            *_numbers(("l2_hit_percent",), ".0f"),
-            *_numbers(("instructions",), ".3g"),
+            *numbers((f"{name}_percent" for name in ("idle", *RESOURCES)), ".0f"),
+            *numbers(("blocks_per_sm", "warps_active"), ".1f"),
+            *numbers(("weight_mb", "dram_mb", "l2_mb"), ".1f"),
+            *numbers(("l2_hit_percent",), ".0f"),
+            *numbers(("instructions",), ".3g"),
         ),
         "What binds: hardware counters",
         "auto, dp4a, tensor: a whole call of ours; read: the kernel that only reads as many bytes as the weights; else "
@@ -280,22 +274,7 @@ def write(name: str, out: Path, statistics_file: Path, folder: Path, protocol: P
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
-    if name not in TABLES:
-        raise InputError(
-            f"no table is called {name!r}",
-            where="tables",
-            limit=f"known tables are {', '.join(TABLES)}",
-            way_out="name one of them",
-        )
-    maker, columns, title, notes = TABLES[name]
+    maker, columns, title, notes = tables.find(name, TABLES)
     rows = maker(Evidence(statistics.read(statistics_file), record.read(folder), load(protocol)))
-    files = tables.write(out, name, columns, rows, title=title, notes=notes)
-    seal(
-        out / f"{name}.manifest.json",
-        rule=f"table_{name}",
-        outputs=files,
-        inputs=[statistics_file, protocol, *(folder / f for f in record.FILES)],
-        parameters={},
-        code=code,
-    )
-    return files
+    inputs = [statistics_file, protocol, *(folder / f for f in record.FILES)]
+    return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)

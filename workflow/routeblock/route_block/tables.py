@@ -13,7 +13,6 @@ from typing import Any
 
 from routeblock import tables
 from routeblock.errors import InputError
-from routeblock.evidence.manifest import seal
 from routeblock.route_block import gpu_tables
 from routeblock.tables import Column
 
@@ -404,22 +403,13 @@ TABLES |= {
 }
 
 
-def find(name: str) -> Table:
-    """The table of this name; InputError if there is none."""
-    if name not in TABLES:
-        raise InputError(
-            f"no table is called {name!r}", where="tables", limit=f"known: {', '.join(TABLES)}", way_out="name one"
-        )
-    return TABLES[name]
-
-
 def write(name: str, sources: Sequence[Path], published: Path, out: Path, *, code: str) -> list[Path]:
     """Write the table `name` of `TABLES` to the folder `out`, sealed by `{name}.manifest.json`.
 
     `sources`: the fixture.json, score.json or mutations.json files it is made from, in the order of its rows. Raises
     InputError for an unknown name, and for a file that is another document, broken, or a score that is not sound.
     """
-    table = find(name)
+    table = tables.find(name, TABLES)
     told = _read(published, "routeblock.published_route_block.v1")
     documents = [_read(source, table.source) for source in sources]
     for source, document in zip(sources, documents, strict=True):
@@ -431,16 +421,10 @@ def write(name: str, sources: Sequence[Path], published: Path, out: Path, *, cod
                 way_out="see what routeblock score says of it",
             )
     rows = table.rows(documents, told)
-    files = tables.write(out, name, table.columns, rows, title=table.title, notes=table.notes)
-    seal(
-        out / f"{name}.manifest.json",
-        rule=f"table_{name}",
-        outputs=files,
-        inputs=[*sources, published],
-        parameters={},
-        code=code,
+    inputs = [*sources, published]
+    return tables.write_sealed(
+        out, name, table.columns, rows, title=table.title, notes=table.notes, inputs=inputs, code=code
     )
-    return files
 
 
 def _read(path: Path, format_: str) -> Document:
