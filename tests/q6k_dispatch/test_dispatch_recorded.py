@@ -225,3 +225,5 @@ def test_what_is_no_record_or_no_table_is_refused(tmp_path: Path) -> None:
         statistics.read(tmp_path / "statistics.json")
     with pytest.raises(InputError, match="known tables are peers"):
         tables.write("nothing", tmp_path, tmp_path, tmp_path, COMMITTED, code="x")
+    options = [f"--{name}={tmp_path}" for name in ("out", "record", "statistics")]
+    assert main(["dispatch-table", "nothing", *options]) == 2

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from routeblock.cuda import nvrtc
-from routeblock.evidence.digest import PACKAGE_ROOT, canonical_json, sha256_file
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.digest import PACKAGE_ROOT, sha256_file
+from routeblock.evidence.files import atomic_file, write_json
 from routeblock.evidence.manifest import seal
 
 FOLDER = PACKAGE_ROOT / "cuda"
@@ -62,8 +62,7 @@ def build(out: Path, architecture: str, *, code: str, libraries: Sequence[Path] 
         outputs.append(out / f"{name}.cubin")
         with atomic_file(outputs[-1]) as tmp:
             tmp.write_bytes(cubin.code)
-    with atomic_file(outputs[0]) as tmp:
-        tmp.write_bytes(canonical_json(record))
+    write_json(outputs[0], record)
     seal(
         out / "build.manifest.json",
         rule="build_kernels",

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_array
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.digest import sha256_array
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import RECORD, TENSORS, Record, read_record
 from routeblock.evidence.tensors import load_tensors
@@ -76,8 +76,7 @@ def agree(fixture_folder: Path, prediction_path: Path, runs: Path, lane: str, ou
         "computations": len(groups),
         "runs": rows,
     }
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out, document)
     seal(
         out.with_suffix(SUFFIX),
         rule="agreement",

@@ -14,7 +14,7 @@ from typing import Any
 from routeblock.cuda.turn import Turn
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_json
-from routeblock.evidence.files import atomic_file, atomic_folder
+from routeblock.evidence.files import atomic_folder, write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.route_block.cells import HISTORIES
@@ -94,8 +94,7 @@ def freeze_plans(fixture_folder: Path, captures: Sequence[Path], out: Path, *, c
         "informative": len(set(fingerprints.values())) == len(HISTORIES),
     }
     save_tensors(out, tensors)
-    with atomic_file(out.with_name(CAPTURED)) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out.with_name(CAPTURED), document)
     seal(
         out.with_suffix(SUFFIX),
         rule="captured_plans",

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 from routeblock.cuda.turn import Turn
-from routeblock.evidence.digest import canonical_json, sha256_array
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.digest import sha256_array
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import align
@@ -74,8 +74,7 @@ def count(
         },
         "identity": {"source": code, "binary": session.binary, "environment": session.environment()},
     }
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out, document)
     seal(
         out.with_suffix(SUFFIX),
         rule="census",

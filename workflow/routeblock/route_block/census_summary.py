@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import restored_list
 
@@ -50,8 +49,7 @@ def summarize(lane: str, folder: Path, out: Path, *, code: str) -> None:
         "gpu": documents[0]["identity"]["environment"]["gpu"],
         "rows": rows,
     }
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out, document)
     seal(
         out.with_suffix(SUFFIX),
         rule="census_summary",

@@ -11,8 +11,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_file
-from routeblock.evidence.files import atomic_file, atomic_folder
+from routeblock.evidence.digest import sha256_file
+from routeblock.evidence.files import atomic_folder, write_json
 from routeblock.evidence.manifest import seal
 from routeblock.evidence.tensor_stream import LazyTensor, stream_tensors
 from routeblock.evidence.tensors import save_tensors
@@ -115,8 +115,7 @@ def write_checkpoint_fixture(folder: Path, request: Request) -> dict[str, str]:
         "exchange": found.exchange,
         "facts": found.facts,
     }
-    with atomic_file(folder / SPEC) as tmp:
-        tmp.write_bytes(canonical_json(document))
+    write_json(folder / SPEC, document)
     return digests
 
 

@@ -7,8 +7,7 @@ import tempfile
 from pathlib import Path
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 from routeblock.route_block.fixture import SPEC, LayerFixture
 from routeblock.route_block.lane import Outcome, Request
@@ -72,8 +71,7 @@ def control(fixture_folder: Path, prediction_path: Path, lane: str, out: Path, *
         "refused": refusal is not None,
         "refusal": refusal,
     }
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out, document)
     seal(
         out.with_suffix(".manifest.json"),
         rule="control",

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_file
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.files import write_json
 from routeblock.evidence.tensors import TensorFile, load_tensors, open_tensors, save_tensors
 from routeblock.moe.routing import AlignedPlan, check_plan, check_topk_ids
 from routeblock.route_block.cells import HISTORIES, Pairs
@@ -212,8 +212,7 @@ def write_fixture(
 def write_spec(folder: Path, spec: Mapping[str, Any]) -> None:
     """Write fixture.json last: it names the tensor files by SHA-256."""
     digests = {name: sha256_file(folder / name) for name in TENSOR_FILES}
-    with atomic_file(folder / SPEC) as temporary:
-        temporary.write_bytes(canonical_json({**spec, "format": FORMAT, "digests": digests}))
+    write_json(folder / SPEC, {**spec, "format": FORMAT, "digests": digests})
 
 
 def load_fixture(folder: Path, *, verify: bool = True) -> LayerFixture:

@@ -6,8 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 from routeblock.route_block.fixture import PLANS, SPEC, captured_plans, load_fixture
 from routeblock.route_block.predict import CAPTURED, predict
@@ -40,8 +39,7 @@ def freeze(
     fixture = load_fixture(fixture_folder)
     plans = captured_plans(fixture, plans_path) if plans_path else fixture.plans
     document = predict(fixture, lane, point, plan_source, plans)
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(supersede(document) if superseded else document))
+    write_json(out, supersede(document) if superseded else document)
     seal(
         out.with_suffix(".manifest.json"),
         rule="prediction",

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_array
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.digest import sha256_array
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 from routeblock.moe import awq
 from routeblock.moe.routing import AlignedPlan, align, check_plan
@@ -177,7 +177,6 @@ def check(folder: Path, out: Path, *, code: str) -> list[str]:
     """Write every comparison to the file `out`, sealed; the names of those that differ."""
     found = compare(folder)
     rows = [{"name": c.name, "elements": c.elements, "differing": c.differing} for c in found]
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json({"format": "routeblock.golden.v1", "comparisons": rows}))
+    write_json(out, {"format": "routeblock.golden.v1", "comparisons": rows})
     seal(out.with_suffix(".manifest.json"), rule="golden", outputs=[out], inputs=[folder], parameters={}, code=code)
     return [c.name for c in found if c.differing]

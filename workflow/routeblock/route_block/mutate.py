@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_file
-from routeblock.evidence.files import TEMPORARY_SUFFIX, atomic_file, writable_folder
+from routeblock.evidence.digest import sha256_bytes, sha256_file
+from routeblock.evidence.files import TEMPORARY_SUFFIX, writable_folder, write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY_MANIFEST, TENSORS
 from routeblock.evidence.tensors import load_tensors, save_tensors
@@ -183,8 +183,7 @@ def _change(given: Given, folder: Path, mutate: Callable[[Run], None]) -> None:
     run = Run(given, json.loads((folder / RECORD).read_bytes()), load_tensors(folder / TENSORS))
     mutate(run)
     save_tensors(folder / TENSORS, run.tensors)
-    with atomic_file(folder / RECORD) as temporary:
-        temporary.write_bytes(canonical_json(run.record))
+    write_json(folder / RECORD, run.record)
     for name in (RECORD_MANIFEST, TELEMETRY_MANIFEST):
         _seal_anew(folder, name)
 
@@ -196,8 +195,7 @@ def _seal_anew(folder: Path, name: str) -> None:
         path = folder / entry["path"]
         if "/" not in entry["path"]:
             entry.update(size=path.stat().st_size, sha256=sha256_file(path))
-    with atomic_file(folder / name) as temporary:
-        temporary.write_bytes(canonical_json(manifest))
+    write_json(folder / name, manifest)
 
 
 def _try(given: Given, runs: Path, copy: Path, replicates: int, declared: Declared, *, linked: bool) -> dict[str, Any]:
@@ -268,8 +266,7 @@ def mutate(
         "replicates": replicates,
         "mutations": results,
     }
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out, document)
     seal(
         out.with_suffix(SUFFIX),
         rule="mutations",

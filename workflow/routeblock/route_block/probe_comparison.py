@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import restored_list
 
@@ -61,8 +60,7 @@ def compare(lane: str, folder: Path, out: Path, *, code: str) -> list[str]:
         "sms": with_probe["sms"],
         "launches": rows,
     }
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out, document)
     seal(
         out.with_suffix(SUFFIX),
         rule="probe_comparison",

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align, check_plan
@@ -122,8 +121,7 @@ def check(
         "comparisons": comparisons,
         "faults": faults,
     }
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out, document)
     seal(
         out.with_suffix(".manifest.json"),
         rule="random_plans",

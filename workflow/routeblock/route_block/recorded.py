@@ -14,7 +14,7 @@ from typing import Any
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_file, sha256_json
-from routeblock.evidence.files import atomic_file, atomic_folder, is_temporary
+from routeblock.evidence.files import atomic_folder, is_temporary, write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.packed import Line, Tensors, pack, read_lines, unpack, write_lines
 from routeblock.evidence.record import RECORD, RESTORED
@@ -180,8 +180,7 @@ def restore(fixture_folder: Path, evidence: Path, group: str, out: Path, *, code
         "evidence": sha256_json(index),
         "files": {path.relative_to(out).as_posix(): sha256_file(path) for path in made},
     }
-    with atomic_file(out / RESTORED) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out / RESTORED, document)
     seal(
         out / f"restored{SUFFIX}",
         rule="restore_evidence",

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS
 from routeblock.route_block.audit import Audited, audit_set, run_name
@@ -129,8 +128,7 @@ def score(
         raise InputError("no such file", where=str(golden), limit="the twin's proof", way_out="run routeblock golden")
     given = read_given(fixture, prediction, plans, lane)
     verdict = judge(given, runs, replicates)
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(verdict.document))
+    write_json(out, verdict.document)
     seal(
         out.with_suffix(SUFFIX),
         rule="score",

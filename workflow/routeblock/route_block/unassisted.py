@@ -8,8 +8,8 @@ from typing import Any
 
 from routeblock.cuda.turn import Turn
 from routeblock.cuda.vllm_ops import MAX_BLOCKS_PER_SM
-from routeblock.evidence.digest import canonical_json, sha256_array
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.digest import sha256_array
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.moe.launches import Launch
 from routeblock.route_block.cells import HISTORIES
@@ -53,8 +53,7 @@ def launch_multiples(lane: CudaLane, fixture_folder: Path, out: Path, *, turn: T
         "launches": rows,
         "identity": {"source": code, "binary": session.binary, "environment": session.environment()},
     }
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out, document)
     seal(
         out.with_suffix(SUFFIX),
         rule="unassisted",

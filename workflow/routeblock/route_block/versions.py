@@ -11,8 +11,8 @@ from typing import Any
 
 from routeblock.errors import InputError
 from routeblock.evidence.archive import listed
-from routeblock.evidence.digest import canonical_json, sha256_file
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.digest import sha256_file
+from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 
 SOURCE_FORMAT, FORMAT = "routeblock.first_contact.v1", "routeblock.versions.v1"
@@ -41,8 +41,7 @@ def compare(results: Sequence[Path], golden: Path, out: Path, *, contents: Path 
         "format": FORMAT,
         "versions": [{"version": version, **rows[version]} for version in sorted(rows, key=_order)],
     }
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(canonical_json(document))
+    write_json(out, document)
     seal(
         out.with_suffix(SUFFIX),
         rule="versions",

@@ -16,7 +16,7 @@ from typing import Any
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_json
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.files import atomic_file, write_json
 from routeblock.evidence.manifest import seal
 from routeblock.moe.checkpoint.folder import Folder, open_folder
 from routeblock.moe.checkpoint.model import CONFIG
@@ -146,8 +146,7 @@ def write_manifest(folder: Folder, out: Path, layer: int | None) -> tuple[Path, 
     known = identity(data, folder.revision, layer)
     with atomic_file(files) as tmp:
         tmp.write_bytes(data)
-    with atomic_file(derived) as tmp:
-        tmp.write_bytes(canonical_json(known))
+    write_json(derived, known)
     return files, derived
 
 
