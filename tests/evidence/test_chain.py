@@ -110,7 +110,7 @@ def test_a_manifest_is_an_input_like_any_other(results: Path) -> None:
     report = results / "report"
     report.mkdir()
     (report / "r.html").write_text("r")
-    seal(report / "r.manifest.json", rule="r", outputs=[report / "r.html"], inputs=[run], parameters={}, code="0" * 64)
+    seal(report / "r.manifest.json", rule="table", outputs=[report / "r.html"], inputs=[run], parameters={}, code="c" * 64)
     assert findings(results) == []
     rewrite(run, lambda m: m.update(parameters={"seed": 2}))
     assert findings(results) == [(Kind.INPUT_DIFFERS_FROM_PRODUCER, "report/r.manifest.json")]
@@ -122,10 +122,34 @@ def test_a_file_that_no_manifest_lists_is_unsealed(results: Path) -> None:
 
 
 def test_logs_and_notes_need_no_seal(results: Path) -> None:
-    (results / "logs").mkdir()
-    for name in ("logs/run.txt", "run/r.log", "README.md", ".gitkeep"):
+    (results / "logs" / "run").mkdir(parents=True)
+    for name in ("logs/run.txt", "logs/run/r.log", "README.md", ".gitkeep"):
         (results / name).write_text("x")
     assert findings(results) == []
+
+
+@pytest.mark.parametrize("name", ["run/logs/r.bin", "run/r.log", "run/README.md"])
+def test_among_results_nothing_is_a_log_or_a_note(results: Path, name: str) -> None:
+    (results / name).parent.mkdir(exist_ok=True)
+    (results / name).write_text("x")
+    assert findings(results) == [(Kind.UNSEALED_FILE, name)]
+    (results / name).unlink()
+    (results / name).symlink_to("/dev/null")
+    assert findings(results) == [(Kind.LINK, name)]
+
+
+def test_a_rule_that_is_none_has_no_code_to_be_held_against(results: Path) -> None:
+    manifest = results / "tables" / "table.manifest.json"
+    rewrite(manifest, lambda m: m.update(rule="handmade", code="0" * 64))
+    assert findings(results) == [(Kind.UNKNOWN_RULE, "tables/table.manifest.json")]
+    assert findings(results, None) == []
+
+
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_a_file_listed_twice_is_told(results: Path, side: str) -> None:
+    manifest = results / "tables" / "table.manifest.json"
+    rewrite(manifest, lambda m: m.update({side: [m[side][0] | {"sha256": "0" * 64}, *m[side]]}))  # type: ignore[index]
+    assert (Kind.MALFORMED_MANIFEST, "tables/table.manifest.json") in findings(results)
 
 
 def test_logs_above_the_root_excuse_nothing(results: Path, tmp_path: Path) -> None:
@@ -244,7 +268,7 @@ def test_seal_takes_a_folder_for_the_files_below_it(results: Path) -> None:
     path = results / "all.manifest.json"
     for m in results.rglob("*.manifest.json"):
         m.unlink()
-    seal(path, rule="all", outputs=[results], inputs=[], parameters={}, code="0" * 64)
+    seal(path, rule="fixture", outputs=[results], inputs=[], parameters={}, code="a" * 64)
     assert [e["path"] for e in json.loads(path.read_bytes())["outputs"]] == [
         "fixture/f.bin",
         "run/r.bin",
@@ -272,6 +296,7 @@ def test_repair_leaves_an_edited_source_and_clears_leftovers(results: Path) -> N
     source = results.parent / "given" / "numbers.json"
     source.write_text("13")
     (results / ".run.0.routeblock-tmp").mkdir()
+    (results / ".run.1.routeblock-tmp" / "empty").mkdir(parents=True)
     (results / ".run.0.routeblock-tmp" / "record.json").write_text("{")
     repair(results, code=CODE, sources=[source])
     assert source.read_text() == "13"

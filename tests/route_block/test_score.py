@@ -137,6 +137,23 @@ def test_a_run_sealed_with_another_prediction_is_refused(study: Study) -> None:
     assert study.reasons() == [(RUN, Reason.BROKEN_SEAL)]
 
 
+@pytest.mark.parametrize(
+    ("part", "value"), [("rule", "handmade"), ("rule", "score"), ("parameters", {}), ("parameters", {"cell": "native"})]
+)
+def test_a_run_sealed_as_something_else_is_refused(study: Study, part: str, value: object) -> None:
+    path = study.runs / RUN / RECORD_MANIFEST
+    manifest = json.loads(path.read_bytes())
+    manifest[part] = value
+    path.write_bytes(canonical_json(manifest))
+    assert study.reasons() == [(RUN, Reason.BROKEN_SEAL)]
+
+
+def test_a_link_to_a_run_is_no_run(study: Study) -> None:
+    (study.runs / RUN).rename(study.runs.parent / "elsewhere")
+    (study.runs / RUN).symlink_to(study.runs.parent / "elsewhere")
+    assert study.reasons() == [(RUN, Reason.MISSING_RUN)]
+
+
 def test_one_run_gone_and_one_too_many_are_both_named(study: Study) -> None:
     (study.runs / RUN).rename(study.runs / "cross/H0/rep3")
     assert study.reasons() == [(RUN, Reason.MISSING_RUN), ("cross/H0/rep3", Reason.EXTRA_RUN)]

@@ -44,6 +44,7 @@ class Kind(StrEnum):
     INPUT_DIFFERS_FROM_PRODUCER = "input differs from producer"
     INPUT_WITHOUT_PRODUCER = "input without producer"
     STALE_CODE = "stale code"
+    UNKNOWN_RULE = "unknown rule"
     UNSEALED_FILE = "unsealed file"
 
 
@@ -118,8 +119,9 @@ def repair(
     removed = sorted(p for p in lost | leftovers | set(walk.links) if p.is_symlink() or p.is_file())
     for path in removed:
         path.unlink()
-    for path in leftovers:
-        _remove_empty(path.parent)
+    for root in walk.roots:
+        for folder in [Path(at, name) for at, below, _ in os.walk(root) for name in below if is_temporary(name)]:
+            _remove_empty(folder)
     moved = []
     loose = [absolute(f.path) for f in found if f.kind is Kind.UNSEALED_FILE]
     in_the_way = [p for p in sorted(lost) if p.is_dir()]
@@ -216,6 +218,9 @@ class _Walk:
                         where = "the manifest's folder" if placed is s.outputs else "the results and their sources"
                         detail = f"lists {entry.path!r}, outside {where}"
                         self.unplaced.append(self.finding(Kind.PATH_OUTSIDE, s.path, s.path, detail))
+                    elif target in placed:
+                        detail = f"lists {entry.path!r} twice"
+                        self.unplaced.append(self.finding(Kind.MALFORMED_MANIFEST, s.path, s.path, detail))
                     else:
                         placed[target] = entry
             for target in s.outputs:
@@ -244,10 +249,9 @@ class _Walk:
         return order
 
     def _needs_seal(self, path: Path) -> bool:
-        if _is_manifest(path) or path.suffix == ".log" or path.name in {"README.md", ".gitkeep"}:
-            return False
-        root = next(r for r in self.roots if path.is_relative_to(r))
-        return "logs" not in path.relative_to(root).parts[:-1]
+        # Logs and what the repository keeps there are no results; they have no place among these.
+        at = path.relative_to(next(r for r in self.roots if path.is_relative_to(r))).parts
+        return not (_is_manifest(path) or at[0] == "logs" or at in {("README.md",), (".gitkeep",)})
 
     def lost(self, found: Sequence[Finding]) -> set[Path]:
         """What has to be made again: what does not fit, what else its rule made there, and what was made from that."""
@@ -306,8 +310,13 @@ class _Walk:
                 yield self.finding(Kind.INPUT_DIFFERS_FROM_PRODUCER, s.path, s.path, detail)
         for path, entry in s.outputs.items():
             yield from self._compare(path, entry, found[path], s, "")
-        now = (code or {}).get(s.manifest.rule)
-        if now is not None and now != s.manifest.code and not self._is_from_elsewhere(s.path):
+        if code is None or self._is_from_elsewhere(s.path):
+            return
+        now = code.get(s.manifest.rule)
+        if now is None:
+            detail = f"made by rule {s.manifest.rule!r}, and there is none of that name"
+            yield self.finding(Kind.UNKNOWN_RULE, s.path, s.path, detail)
+        elif now != s.manifest.code:
             detail = f"made by code {s.manifest.code[:16]} of rule {s.manifest.rule}, which is now {now[:16]}"
             yield self.finding(Kind.STALE_CODE, s.path, s.path, detail)
 

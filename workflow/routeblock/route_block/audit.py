@@ -32,6 +32,7 @@ STATUS = {
     "twin-hopper": "computed, by a twin that equals recorded H200 kernels",
     "cuda": "observed",
 }
+RUN_RULES = ("run", "run_cuda")
 PLAN_TENSORS = ("sorted_token_ids", "expert_ids")
 
 Key = tuple[str, str, int]
@@ -69,7 +70,8 @@ def audit_set(given: Given, runs: Path, replicates: int) -> tuple[list[Audited],
     expected = expected_runs(given, replicates)
     arms = given.arms
     findings = list(_completeness(runs, expected))
-    present = [key for key in expected if (runs / run_name(*key)).is_dir()]
+    missing = {finding.run for finding in findings if finding.reason is Reason.MISSING_RUN}
+    present = [key for key in expected if run_name(*key) not in missing]
     with ThreadPoolExecutor() as pool:
         read = list(pool.map(lambda key: _audit(given, arms, runs, key), present))
     findings += [f for _, faults in read for f in faults]
@@ -90,8 +92,8 @@ def audit_set(given: Given, runs: Path, replicates: int) -> tuple[list[Audited],
 def _completeness(runs: Path, expected: Sequence[Key]) -> Iterator[Finding]:
     wanted = {run_name(*key) for key in expected}
     for name in (run_name(*key) for key in expected):
-        if not (runs / name).is_dir():
-            yield Finding(name, Reason.MISSING_RUN, "no such folder")
+        if not (runs / name).is_dir() or (runs / name).is_symlink():
+            yield Finding(name, Reason.MISSING_RUN, "no such folder; a link is none")
     found = set()
     for folder, below, files in os.walk(runs):
         below[:] = [name for name in below if not is_temporary(name)]  # what another process is writing
@@ -111,7 +113,7 @@ def _audit(given: Given, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -
             raise ValueError("not canonical JSON")
     except (OSError, ValueError, RecursionError) as e:
         return None, [Finding(name, Reason.UNREADABLE_RECORD, first_line(e))]
-    faults = [*_seal(given, folder, record), *_marks(given, key, record)]
+    faults = [*_seal(given, key, folder, record), *_marks(given, key, record)]
     try:
         surfaces, plan = _read_tensors(folder / TENSORS, given)
     except InputError as e:
@@ -142,7 +144,7 @@ class _FaultError(Exception):
 Faults = Iterator[tuple[Reason, str]]
 
 
-def _seal(given: Given, folder: Path, record: Record) -> Faults:
+def _seal(given: Given, key: Key, folder: Path, record: Record) -> Faults:
     path = folder / RECORD_MANIFEST
     try:
         manifest = Manifest.model_validate_json(path.read_bytes())
@@ -164,6 +166,11 @@ def _seal(given: Given, folder: Path, record: Record) -> Faults:
             yield Reason.BROKEN_SEAL, f"{name} is not among the sealed inputs"
     if manifest.code != record.identity.source:
         yield Reason.BROKEN_SEAL, "sealed by other code than the record's source"
+    if manifest.rule not in RUN_RULES:
+        yield Reason.BROKEN_SEAL, f"sealed by rule {manifest.rule!r}, which makes no runs"
+    place = dict(zip(("lane", "cell", "history", "replicate"), (given.prediction.lane, *key), strict=True))
+    if manifest.parameters != place:
+        yield Reason.BROKEN_SEAL, f"sealed for {manifest.parameters}, where {place} belongs"
 
 
 def _marks(given: Given, key: Key, record: Record) -> Faults:
