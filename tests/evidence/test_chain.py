@@ -110,7 +110,14 @@ def test_a_manifest_is_an_input_like_any_other(results: Path) -> None:
     report = results / "report"
     report.mkdir()
     (report / "r.html").write_text("r")
-    seal(report / "r.manifest.json", rule="table", outputs=[report / "r.html"], inputs=[run], parameters={}, code="c" * 64)
+    seal(
+        report / "r.manifest.json",
+        rule="table",
+        outputs=[report / "r.html"],
+        inputs=[run],
+        parameters={},
+        code="c" * 64,
+    )
     assert findings(results) == []
     rewrite(run, lambda m: m.update(parameters={"seed": 2}))
     assert findings(results) == [(Kind.INPUT_DIFFERS_FROM_PRODUCER, "report/r.manifest.json")]

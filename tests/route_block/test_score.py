@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from synthetic import SignatureLane, Study, following, make_study
 
 from routeblock.cli import main
 from routeblock.evidence.digest import canonical_json, import_closure, sha256_array, sha256_bytes
-from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS
+from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TENSORS
 from routeblock.evidence.tensors import load_tensors
 from routeblock.route_block.arithmetic import faults_of
 from routeblock.route_block.audit import STATUS
@@ -146,6 +147,22 @@ def test_a_run_sealed_as_something_else_is_refused(study: Study, part: str, valu
     manifest[part] = value
     path.write_bytes(canonical_json(manifest))
     assert study.reasons() == [(RUN, Reason.BROKEN_SEAL)]
+
+
+def test_a_copy_of_a_run_is_no_process_of_its_own(study: Study) -> None:
+    first = RUN.replace("rep2", "rep1")
+    assert first != RUN
+    shutil.copy(study.runs / first / TELEMETRY, study.runs / RUN / TELEMETRY)
+    assert study.reasons() == [(first, Reason.NOT_SEPARATE), (RUN, Reason.NOT_SEPARATE)]
+
+
+@pytest.mark.parametrize("data", [None, b"", b"{}", b"[1]", b'{"host":"a","pid":"b","start":"c"}', b"[" * 100_000])
+def test_a_run_that_does_not_tell_its_process_is_refused(study: Study, data: bytes | None) -> None:
+    path = study.runs / RUN / TELEMETRY
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data)
+    assert study.reasons() == [(RUN, Reason.NOT_SEPARATE)]
 
 
 def test_a_link_to_a_run_is_no_run(study: Study) -> None:

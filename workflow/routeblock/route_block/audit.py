@@ -19,7 +19,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_array, sha256_bytes, sha256_file
 from routeblock.evidence.files import is_temporary
 from routeblock.evidence.manifest import Manifest
-from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS, Record, Treatment
+from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TENSORS, Record, Treatment
 from routeblock.evidence.tensors import open_tensors
 from routeblock.route_block.arithmetic import faults_of
 from routeblock.route_block.given import GEMMS, SURFACES, Arm, Given, first_line
@@ -45,13 +45,18 @@ def run_name(cell: str, history: str, replicate: int) -> str:
 
 @dataclass(frozen=True)
 class Audited:
-    """A run as it was found. `outcome`: the recomputed SHA-256 of each surface, then the plan's fingerprint."""
+    """A run as it was found.
+
+    outcome: the recomputed SHA-256 of each surface, then the plan's fingerprint. process: its host, pid and start by
+    its telemetry, or why they cannot be told.
+    """
 
     key: Key
     record: Record
     record_digest: str
     plan: StoredPlan
     outcome: tuple[str, ...]
+    process: tuple[str, int, str] | str
 
     @property
     def name(self) -> str:
@@ -79,6 +84,7 @@ def audit_set(given: Given, runs: Path, replicates: int) -> tuple[list[Audited],
     # What no single run shows is asked of those that are sound on their own, so that one fault is named once.
     for check in (
         _identities,
+        _separate,
         lambda found: _replicates(found, given),
         lambda found: _belong_together(found, given, runs),
     ):
@@ -128,7 +134,12 @@ def _audit(given: Given, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -
         *_treatment(given, key, record, plan),
     ]
     audited = Audited(
-        key, record, sha256_bytes(canonical_json(json.loads(data))), plan, (*surfaces.values(), plan.fingerprint)
+        key,
+        record,
+        sha256_bytes(canonical_json(json.loads(data))),
+        plan,
+        (*surfaces.values(), plan.fingerprint),
+        _process(folder),
     )
     return audited, [Finding(name, reason, detail) for reason, detail in faults]
 
@@ -297,6 +308,31 @@ def _identities(runs: Sequence[Audited]) -> Iterator[Finding]:
                 if part(run.record) != usual:
                     detail = f"{what} is {part(run.record)}, that of {count[usual]} other runs {usual}"
                     yield Finding(run.name, Reason.IDENTITY_DIFFERS, detail)
+
+
+def _process(folder: Path) -> tuple[str, int, str] | str:
+    try:
+        told = json.loads((folder / TELEMETRY).read_bytes())
+        host, pid, start = (told[name] for name in ("host", "pid", "start"))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+        return f"{TELEMETRY}: {first_line(e)}"
+    if not (isinstance(host, str) and isinstance(pid, int) and isinstance(start, str)):
+        return f"{TELEMETRY}: host {host!r}, pid {pid!r}, start {start!r}"
+    return host, pid, start
+
+
+def _separate(runs: Sequence[Audited]) -> Iterator[Finding]:
+    """Runs of which it is not told what process they were, or that were the same one as another."""
+    by_process = defaultdict(list)
+    for run in runs:
+        if isinstance(run.process, str):
+            yield Finding(run.name, Reason.NOT_SEPARATE, run.process)
+        else:
+            by_process[run.process].append(run.name)
+    for (host, pid, start), names in by_process.items():
+        for name in names if len(names) > 1 else ():
+            others = ", ".join(other for other in names if other != name)
+            yield Finding(name, Reason.NOT_SEPARATE, f"process {pid} on {host} at {start}, as {others}")
 
 
 def _replicates(runs: Sequence[Audited], given: Given) -> Iterator[Finding]:

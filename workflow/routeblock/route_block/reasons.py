@@ -60,6 +60,8 @@ class Reason(StrEnum):
     """The grid that the launch really had is not the one asked for."""
     IDENTITY_DIFFERS = "identity_differs"
     """Source, binary or environment is not one over all runs."""
+    NOT_SEPARATE = "not_separate"
+    """telemetry.json is missing or malformed, or names the process and start of another run: one of them is a copy."""
     REPLICATES_DIFFER = "replicates_differ"
     """The replicates of a cell and history do not have one exact outcome."""
     NOT_FINITE = "not_finite"

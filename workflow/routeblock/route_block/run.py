@@ -289,7 +289,7 @@ def _write(
             parameters=parameters,
             code=code,
         )
-        # Sealed apart: telemetry differs from run to run, and nothing is made from it.
+        # Sealed apart: telemetry differs from run to run. The scorer reads the process in it, tables read none of it.
         seal(
             folder / TELEMETRY_MANIFEST,
             rule=rule,

@@ -17,7 +17,7 @@ from typing import Any
 from routeblock.errors import InputError
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
-from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS
+from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TENSORS
 from routeblock.route_block.audit import Audited, audit_set, run_name
 from routeblock.route_block.expected_rows import check_rows
 from routeblock.route_block.given import FIXTURE, INPUTS, LAYER, PLANS, Given, check_prediction, read_given
@@ -147,7 +147,7 @@ def inputs_of(given: Given, plans: Path | None) -> list[Path]:
 
 
 def files_of_runs(given: Given, runs: Path, replicates: int) -> list[Path]:
-    """The record, its manifest and the tensors of each run that is there."""
+    """The record, its manifest, the tensors and the telemetry of each run that is there."""
     folders = [runs / run_name(*arm, r) for arm in given.arms for r in range(1, replicates + 1)]
-    files = [folder / name for folder in folders for name in (RECORD, RECORD_MANIFEST, TENSORS)]
+    files = [folder / name for folder in folders for name in (RECORD, RECORD_MANIFEST, TENSORS, TELEMETRY)]
     return [path for path in files if path.is_file()]
