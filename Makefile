@@ -34,6 +34,7 @@ setup: .venv/base.stamp
 
 # Also after a power cut or kill -9: the jobs that were left are waited for, and what they did not finish is made again.
 study: setup
+	@$(BIN)/routeblock check-config
 	@$(BIN)/routeblock recover results
 	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES)
 

@@ -1,9 +1,11 @@
 from snakemake.utils import min_version
 
+from routeblock.workflow import readable
+
 min_version("9.0")
 
 
-configfile: "config.yaml"
+configfile: readable("config.yaml")
 
 
 include: "workflow/rules/common.smk"

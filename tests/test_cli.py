@@ -14,12 +14,17 @@ from routeblock import cli, workflow
 from routeblock.evidence.chain import seal
 
 ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = dict(os.environ)
+DISK_IS_FULL = (
+    "routeblock: No space left on device; a disk with space that takes the output is needed;"
+    " free space or choose another place\n"
+)
 COMMANDS = sorted(typer.main.get_group(cli.app).commands)
 
 
 def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "routeblock", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(command, capture_output=True, text=True, **{"cwd": ROOT} | options)  # type: ignore[call-overload,no-any-return]
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def test_a_full_disk_under_our_output_is_one_line(results: Path) -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "routeblock", "verify", str(results)]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (2, "routeblock: No space left on device\n")
+    assert (done.returncode, done.stderr) == (2, DISK_IS_FULL)
 
 
 def test_a_reader_that_goes_away_is_no_traceback(results: Path) -> None:
@@ -133,3 +138,54 @@ def test_a_terminated_process_leaves_no_half_written_file(tmp_path: Path) -> Non
     assert process.wait(10) == 128 + signal.SIGTERM
     process.stdout.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_the_system_refuses_is_told_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "loop").symlink_to("loop")
+    source = tmp_path / "s"
+    source.mkdir()
+    for readme in ("nope", "loop", "file/x", "s"):
+        done = run("grouped-bundle", "--source", "s", "--readme", readme, "--out", "o", cwd=tmp_path, env=ENVIRONMENT)
+        assert (done.returncode, done.stdout) == (2, ""), readme
+        assert done.stderr.startswith(f"{readme}: ") and done.stderr.count("; ") == 2 and done.stderr.count("\n") == 1
+    assert not (tmp_path / "o").exists()
+
+
+def test_an_argument_that_is_not_utf8_is_one_line() -> None:
+    done = run("checkpoint", "n\udcff")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "not UTF-8" in done.stderr
+
+
+def test_a_path_that_the_terminal_cannot_show_is_shown_escaped(results: Path) -> None:
+    moved = results.rename(results.with_name("hünï"))
+    done = run("verify", moved, env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("h\\xfcn\\xef: every artifact fits its manifest\n")
+
+
+@pytest.mark.parametrize("error", [EOFError("early"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")])
+def test_a_file_that_ends_early_or_is_no_text_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("routeblock.environment.write", stop)
+    assert cli.main(["environment", "--out", "nowhere"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.count("; ") == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"- 1", b"a: [", b"a: 1\na: 2", b"\xff", None])
+def test_settings_are_checked_before_the_workflow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    assert cli.main(["check-config", str(ROOT / "config.yaml")]) == 0
+    settings = tmp_path if content is None else tmp_path / "config.yaml"
+    if content is not None:
+        settings.write_bytes(content)
+    assert cli.main(["check-config", str(settings)]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith(str(settings)) and told.err.count("\n") == 1

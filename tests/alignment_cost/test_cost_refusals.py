@@ -215,3 +215,15 @@ def test_a_table_that_does_not_exist_is_told(
 @pytest.mark.parametrize("seed", [2**63, 2**64, 10**40, -1])
 def test_a_seed_beyond_64_bits_is_told(capsys: pytest.CaptureFixture[str], command: list[str], seed: int) -> None:
     assert "--seed" in refused(capsys, *command, "--seed", str(seed))
+
+
+@pytest.mark.parametrize("option", ["statistics", "protocol"])
+def test_a_document_nested_too_deep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sound: dict[str, Path], option: str
+) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    given = {name: sound[name] for name in ("record", "statistics", "protocol")} | {option: deep}
+    options = [word for name, path in given.items() for word in (f"--{name}", str(path))]
+    assert refused(capsys, "validate-alignment", *options, "--out", str(tmp_path / "out")).startswith(f"{deep}: ")
+    assert not (tmp_path / "out").exists()

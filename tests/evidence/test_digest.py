@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from routeblock.errors import InputError
 from routeblock.evidence import digest
 
 FILES = {
@@ -167,3 +168,9 @@ def test_what_was_read_once_is_not_parsed_again_until_its_bytes_change(
     assert again() and parsed
     monkeypatch.setenv("HOME", str(package / "study.py"))
     assert again() and parsed
+
+
+def test_text_that_utf8_cannot_hold_is_refused() -> None:
+    for text in ("\ud800", "n\udcff"):
+        with pytest.raises(InputError, match="not UTF-8"):
+            digest.canonical_json({"path": text})

@@ -131,3 +131,21 @@ def test_a_link_to_a_folder_is_replaced_and_its_target_stays(tmp_path: Path) -> 
     assert not (tmp_path / "run").is_symlink() and (tmp_path / "run" / "record.json").read_text() == "new"
     assert (elsewhere / "record.json").read_text() == "old"
     assert {p.name for p in tmp_path.iterdir()} == {"run", "elsewhere"}
+
+
+def test_a_folder_that_has_no_name_as_given_gets_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "above" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "above" / "here")
+    with pytest.raises(InputError, match="runs in this folder"), atomic_folder(Path()):
+        pass
+    with pytest.raises(InputError, match="'here' first"), atomic_folder(Path("..")) as tmp:
+        (tmp / "record.json").write_text("x")
+    with pytest.raises(InputError, match="move the folder"), atomic_file(Path()) as tmp:
+        tmp.write_text("x")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["above", "here"]
+
+
+@pytest.mark.parametrize("atomic", [atomic_file, atomic_folder])
+def test_the_root_is_no_name_of_a_result(atomic: object) -> None:
+    with pytest.raises(InputError, match=r"^/: has no name"), atomic(Path("/")):  # type: ignore[operator]
+        pass

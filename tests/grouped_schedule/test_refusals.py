@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,36 @@ def test_a_protocol_whose_seed_does_not_fit(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "p.json").write_text(json.dumps(plan))
     given = ("--device", "cpu0", "--protocol", tmp_path / "p.json", "--out", tmp_path / "o")
     assert "bootstrap.seed" in refused(capsys, "sweep", *given)
+
+
+@pytest.mark.parametrize("device", ["x", "gpu", "cpu0", "gpu-1", "gpu²"])
+def test_a_device_that_the_sanitizer_has_not(tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str) -> None:
+    (tmp_path / "c.cubin").write_bytes(b"x")
+    given = ("--device", device, "--cubin", tmp_path / "c.cubin", "--protocol", tiny.COMMITTED, "--out", tmp_path / "o")
+    assert f"device {device!r}" in refused(capsys, "sanitize", *given)
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_cubin_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cubin = tmp_path / "c.cubin"
+    given = ("--device", "gpu0", "--cubin", cubin, "--protocol", tiny.COMMITTED, "--out", tmp_path / "o")
+    assert refused(capsys, "sanitize", *given).startswith(f"{cubin}: no such file; ")
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[" * 100_000, b"", b"{}"])
+def test_a_protocol_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+    (tmp_path / "p.json").write_bytes(content)
+    given = ("--device", "cpu0", "--protocol", tmp_path / "p.json", "--out", tmp_path / "o")
+    assert "not a protocol: " in refused(capsys, "sweep", *given)
+
+
+def test_a_bundle_of_a_name_that_is_not_utf8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s").mkdir()
+    Path("README.md").write_text("x")
+    Path(os.fsdecode(b"s/n\xff")).write_text("x")
+    assert "not UTF-8" in refused(capsys, "grouped-bundle", "--source", "s", "--readme", "README.md", "--out", "o")
+    assert not Path("o").exists()

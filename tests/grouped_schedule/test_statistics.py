@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from test_measure import CODE
 from tiny import PLAN, MadeUpClock, write
 
 from routeblock import stats
+from routeblock.cli import main
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT
 from routeblock.grouped_schedule import campaigns, record, statistics, tables, validate
@@ -92,7 +94,7 @@ def test_the_validator_finds_a_missing_comparison(made: Path, tmp_path: Path) ->
 def test_the_validator_shares_no_computation() -> None:
     tree = ast.parse((PACKAGE_ROOT / "grouped_schedule/validate.py").read_text())
     ours = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and "routeblock" in n.module}
-    assert ours == {f"routeblock.evidence.{name}" for name in ("digest", "files", "manifest")}
+    assert ours == {"routeblock.errors", *(f"routeblock.evidence.{name}" for name in ("digest", "files", "manifest"))}
     called = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     assert not called & {"median", "quantile", "percentile", "mean"}
 
@@ -275,3 +277,53 @@ def test_published_changes_are_medians_of_ratios() -> None:
     ratios = [round(100 * (r["candidate_us"] / r["control_us"] - 1), 2) for r in rows]
     assert [r["change"] for r in rows] != ratios
     assert stats.paired_change([2.0, 1.0], [1.0, 2.0], seed=1, resamples=10, confidence=0.95).change == 0.25
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("out/statistics.json", content) for content in (b"", b'{"comp', b"\xff\xfe", b"[]", b"{}", DEEP)),
+        *(("protocol.json", content) for content in (b"", b"\xff", b"[]", b"{}", DEEP)),
+        ("out/ratios.parquet", b"PAR1"),
+        ("sweep/batches.parquet", b""),
+        ("sweep/batches.parquet", None),
+        ("confirmation/run.json", b"{}"),
+        ("confirmation/comparisons.json", b"[1]"),
+    ],
+)
+def test_a_file_that_the_validator_cannot_use_is_one_line(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None
+) -> None:
+    root = tmp_path / "made"
+    shutil.copytree(made, root)
+    path = root / name
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    records = [word for folder in ("sweep", "confirmation") for word in ("--record", str(root / folder))]
+    given = [*records, "--statistics", str(root / "out/statistics.json"), "--protocol", str(root / "protocol.json")]
+    assert main(["validate-timings", *given, "--out", str(tmp_path / "o")]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(f"{path}: ") and told.err.count("\n") == 1 and told.out == ""
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("change", ["no column", "text for numbers", "an empty cell", "a time of 0"])
+def test_batches_of_another_form_are_told(made: Path, tmp_path: Path, change: str) -> None:
+    for name in ("sweep", "confirmation", "out"):
+        shutil.copytree(made / name, tmp_path / name)
+    shutil.copy(made / "protocol.json", tmp_path)
+    path = tmp_path / "sweep/batches.parquet"
+    table = pq.read_table(path)
+    values = table["time_us"].to_pylist()
+    place = table.schema.get_field_index("time_us")
+    if change == "no column":
+        table = table.remove_column(place)
+    else:
+        values = [str(v) for v in values] if change == "text for numbers" else values
+        values[0] = {"text for numbers": "1", "an empty cell": None, "a time of 0": 0.0}[change]
+        table = table.set_column(place, "time_us", [values])
+    pq.write_table(table, path)
+    with pytest.raises(InputError, match="time"):
+        check(tmp_path)

@@ -216,3 +216,43 @@ def test_a_checkpoint_with_a_broken_shard_gets_no_identity(
     told = capsys.readouterr()
     assert told.err.startswith(f"{shard}: ") and told.err.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_snapshot_and_the_revision_are_not_followed_out_of_the_cache_entry(tmp_path: Path) -> None:
+    cache, outside = tmp_path / "models--A--B", tmp_path / "outside"
+    snapshot = generate(cache, replace(SMALL, revision=REVISION))
+    (tmp_path / "link").symlink_to(cache)
+    assert open_folder(tmp_path / "link").revision == REVISION
+    main_ref = cache / "refs" / "main"
+    main_ref.rename(outside)
+    main_ref.symlink_to(outside)
+    with pytest.raises(InputError, match=r"refs/main: a link to .*outside"):
+        open_folder(cache)
+    assert open_folder(cache, REVISION).revision == REVISION
+    main_ref.unlink()
+    generate(tmp_path / "plain", SMALL)
+    for path in snapshot.iterdir():
+        path.unlink()
+    snapshot.rmdir()
+    snapshot.symlink_to(tmp_path / "plain")
+    for revision in (None, REVISION):
+        with pytest.raises(InputError, match=rf"snapshots/{REVISION}: a link to .*plain"):
+            open_folder(cache, revision)
+
+
+def test_a_revision_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
+    generate(tmp_path / "c", replace(SMALL, revision=REVISION))
+    (tmp_path / "c" / "refs" / "main").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"refs/main: cannot be read: .*; give the revision"):
+        open_folder(tmp_path / "c")
+
+
+@pytest.mark.parametrize("command", ["checkpoint", "manifest"])
+def test_a_name_that_is_not_utf8_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    root = generate(tmp_path / "c", SMALL)
+    Path(os.fsdecode(os.fsencode(root) + b"/n\xff")).write_bytes(b"x")
+    out = ["--out", str(tmp_path / "out")] if command == "manifest" else []
+    assert main([command, str(root), *out]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "n\\udcff': a name that is not UTF-8" in line
+    assert not (tmp_path / "out").exists()

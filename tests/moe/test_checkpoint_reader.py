@@ -19,7 +19,7 @@ from routeblock.errors import InputError
 from routeblock.moe.awq import marlin_pack_zeros, marlin_permute_scales, marlin_repack_weights, pack_awq
 from routeblock.moe.checkpoint.generator import LAYOUTS, Spec, drawn_weights, generate
 from routeblock.moe.checkpoint.layer import PackedProjection, open_checkpoint, ranges, read_layer
-from routeblock.moe.checkpoint.model import PROJECTIONS, Container, Quantization
+from routeblock.moe.checkpoint.model import FAMILIES, PROJECTIONS, Container, Quantization
 
 GOLDEN = Path(__file__).parents[2] / "fixtures" / "golden" / "packed_e106.json"
 SMALL = Spec(experts=6, top_k=2, hidden=128, intermediate=64, group_size=32)
@@ -310,3 +310,58 @@ def test_malformed_header_is_refused(tmp_path: Path, header: bytes, words: str) 
 
 def test_ranges_are_runs() -> None:
     assert ranges([0, 1, 2, 4, 6, 7]) == "0-2, 4, 6-7"
+
+
+@pytest.mark.parametrize("dtype", [["F16"], {"F16": 1}, None])
+def test_a_dtype_that_is_no_text_is_refused(tmp_path: Path, dtype: object) -> None:
+    root = generate(tmp_path / "c", SMALL)
+    rewrite_shard(root, lambda header, tensor: header[tensor].update(dtype=dtype), TENSOR)
+    with pytest.raises(InputError, match="has dtype"):
+        read_layer(open_checkpoint(root), 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("rms_norm_eps", value) for value in (None, "", True, -1e-6, float("nan"), 10**400)),
+        *((key, 10**9) for key in ("num_experts", "num_hidden_layers", "hidden_size", "moe_intermediate_size")),
+    ],
+)
+def test_a_number_that_no_model_has_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: object
+) -> None:
+    root = generate(tmp_path / "c", SMALL)
+    edit_json(root / "config.json", lambda c: c.update({key: value}))
+    assert main(["checkpoint", str(root)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{root}/config.json: {key} is ")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_generated_checkpoint_of_every_family_passes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str
+) -> None:
+    root = generate(tmp_path / "c", replace(SMALL, model_type=model_type))
+    assert main(["checkpoint", str(root)]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--top-k 9 --experts 2", "top-k 9; there are 2 experts"),
+        ("--dtype float32", "dtype 'float32'; float16 or bfloat16"),
+        ("--group-size 48", "group size 48; the kernel takes 32, 64, 128"),
+        ("--plain-layer 99", "layer 99; layers are 0 to 1"),
+        ("--hidden 64 --group-size 32", "hidden 64; a multiple of 128"),
+        ("--intermediate 64", "intermediate 64; a multiple of 128"),
+        ("--revision ../../../escaped", "revision '../../../escaped'; a plain name"),
+        ("--revision .", "revision '.'; a plain name"),
+        ("--revision=", "revision ''; a plain name"),
+    ],
+)
+def test_what_is_generated_is_what_can_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, words: str
+) -> None:
+    assert main(["generate-checkpoint", str(tmp_path / "a" / "b" / "c"), *options.split()]) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

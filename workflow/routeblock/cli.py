@@ -7,26 +7,63 @@ stderr), 130 and 143 interrupted.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from routeblock import cli_alignment, cli_dispatch, cli_figures, cli_grouped
 from routeblock.errors import InputError
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+class _Commands(TyperGroup):
+    """The commands. Typer takes the end of a file for the end of the user's answers: it never sees one from here."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except EOFError as e:
+            raise InputError(
+                f"a file ends too early: {e}",
+                where="routeblock",
+                limit="every input must be whole",
+                way_out="restore the inputs or make them again",
+            ) from e
+        except UnicodeError as e:
+            raise InputError(
+                f"not UTF-8: {e}",
+                where="routeblock",
+                limit="text files and names are UTF-8",
+                way_out="correct the file, or rename it",
+            ) from e
+
+
+app = typer.Typer(cls=_Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 cli_grouped.register(app)
 cli_alignment.register(app)
 cli_dispatch.register(app)
 cli_figures.register(app)
 
 LAST_SEED = 2**63 - 1  # as config.yaml has it: what a column of a table can hold
+
+# What a path must be that the system refuses, and the way out.
+_NEEDED = {
+    errno.ENOENT: ("the command needs it", "name one that exists, or make it first"),
+    errno.ELOOP: ("links must lead to a file or folder", "replace the links that lead to each other"),
+    errno.ENOTDIR: ("every part of the path but the last must be a folder", "name another path"),
+    errno.EISDIR: ("a file is needed, this is a folder", "name the file"),
+    errno.EACCES: ("it must be readable", "change its permissions"),
+    errno.EPERM: ("it must be readable", "change its permissions"),
+    errno.ENAMETOOLONG: ("names have at most 255 bytes", "choose a shorter name"),
+}
 
 Gpu = Annotated[int, typer.Option(help="Which of the visible GPUs, from 0.", min=0)]
 After = Annotated[Path | None, typer.Option(help="Touch the GPU only once this file (record.json) is there.")]
@@ -513,6 +550,16 @@ def recover(
 
 
 @app.command()
+def check_config(
+    file: Annotated[Path, typer.Argument(help="The study's settings.")] = Path("config.yaml"),
+) -> None:
+    """Read a study's settings and refuse what does not fit, before the workflow starts. Prints nothing if all fits."""
+    from routeblock.config import load
+
+    load(file)
+
+
+@app.command()
 def report(
     out: Annotated[Path, typer.Option(help="Folder for routeblock.html and its manifest.")] = Path("reports"),
     results: Annotated[Path, typer.Option(help="The study's results.")] = Path("results"),
@@ -671,7 +718,11 @@ def generate_checkpoint(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's) and return its exit code."""
     signal.signal(signal.SIGTERM, _stop)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
     try:
+        _check_text(sys.argv[1:] if arguments is None else arguments)
         code = app(args=arguments, prog_name="routeblock", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -685,9 +736,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as e:
-        return _refuse(f"{e.filename or 'routeblock'}: {e.strerror or e}")
+        return _refuse(str(_unusable(e)))
     except Abort:
         return 128 + signal.SIGINT
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as e:
+            raise InputError(
+                "not UTF-8",
+                where=f"argument {argument!a}",
+                limit="seals name files in UTF-8",
+                way_out="rename the file or folder",
+            ) from e
+
+
+def _unusable(error: OSError) -> InputError:
+    what = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        limit, way_out = "a disk with space that takes the output is needed", "free space or choose another place"
+    else:
+        limit, way_out = _NEEDED.get(error.errno or 0, ("it cannot be used", "name another, or restore it"))
+    name = error.filename
+    where = "routeblock" if name is None else os.fsdecode(name) if isinstance(name, bytes) else str(name)
+    return InputError(what, where=where, limit=limit, way_out=way_out)
 
 
 def _refuse(line: str) -> int:

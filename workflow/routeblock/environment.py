@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
@@ -39,8 +40,20 @@ def write(folder: Path, pins: Path, *, code: str) -> None:
 
 
 def describe(pins: Path) -> dict[str, Any]:
-    """Interpreter, versions of the pinned packages (None: not installed), CPU and system of this machine."""
-    names = re.findall(r"^([A-Za-z0-9][\w.-]*)", pins.read_text(encoding="utf-8"), re.MULTILINE)
+    """Interpreter, versions of the pinned packages (None: not installed), CPU and system of this machine.
+
+    Raises `InputError` if `pins` cannot be read.
+    """
+    try:
+        text = pins.read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise InputError(
+            f"cannot be read: {(e.strerror if isinstance(e, OSError) else None) or e}",
+            where=str(pins),
+            limit="a requirements file is needed, as UTF-8",
+            way_out="name one with --pins",
+        ) from e
+    names = re.findall(r"^([A-Za-z0-9][\w.-]*)", text, re.MULTILINE)
     return {
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),

@@ -53,7 +53,7 @@ def read(path: Path, kind: type[Protocol], name: str) -> Protocol:
     """Read the protocol of the study `name`. Raises InputError if it cannot be read or has unknown keys."""
     try:
         return kind.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         what = f"not a protocol: {fault(e)}"
         raise refuse(what, path, "the fields of Protocol and no others are allowed", name) from e
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from routeblock.alignment_cost.wiring import FIGURES as ALIGNMENT_FIGURES
 from routeblock.alignment_cost.wiring import TABLES as ALIGNMENT_TABLES
-from routeblock.config import Config, check
+from routeblock.config import Config, check, load
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
@@ -116,6 +116,19 @@ RESTORED = (
 
 # Inputs that are given and not produced, in the checkout.
 GIVEN = ("config.yaml", "envs", "fixtures", "workflow/report")
+
+
+def readable(file: str) -> str:
+    """The name of a file of settings, once it is read: what Snakemake would tell in several lines is told in one.
+
+    A file that cannot be read or holds a key twice ends this process with one line and 2, as `prepare` does.
+    """
+    try:
+        load(Path(file))
+    except InputError as e:
+        print(e, file=sys.stderr)
+        sys.exit(2)
+    return file
 
 
 def prepare(settings: Any, results: Path) -> Config:

@@ -191,7 +191,7 @@ def _json(path: Path) -> Row:
         if not isinstance(told, dict):
             raise ValueError("no mapping")
         return told
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise _unreadable(path, e) from e
 
 
@@ -214,7 +214,7 @@ def _about(path: Path) -> Iterator[None]:
     """What a document has not the form for is told of `path`."""
     try:
         yield
-    except (OSError, LookupError, TypeError, ValueError, AttributeError) as e:
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as e:
         raise e if isinstance(e, InputError) else _unreadable(path, e) from e
 
 

@@ -20,14 +20,14 @@ CONTENTS = "contents.json"
 
 def pack(path: Path, files: Mapping[str, Path]) -> None:
     """Write `files` (name in the archive: file) and `contents.json` with size and SHA-256 of each to `path`, tar.gz."""
-    contents = {name: {"size": p.stat().st_size, "sha256": sha256_file(p)} for name, p in files.items()}
+    contents = canonical_json({name: {"size": p.stat().st_size, "sha256": sha256_file(p)} for name, p in files.items()})
     with (
         atomic_file(path) as tmp,
         tmp.open("wb") as raw,
         gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
-        _add(tar, CONTENTS, canonical_json(contents))
+        _add(tar, CONTENTS, contents)
         for name in sorted(files):
             _add(tar, name, files[name].read_bytes())
 
@@ -36,7 +36,7 @@ def listed(contents: Path) -> dict[str, str]:
     """SHA-256 by name of the files that a `contents.json` lists. Raises InputError if it is no such list."""
     try:
         return {name: str(entry["sha256"]) for name, entry in json.loads(contents.read_bytes()).items()}
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as e:
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as e:
         raise InputError(
             f"no list of contents: {e}",
             where=str(contents),

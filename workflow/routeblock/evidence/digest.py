@@ -15,13 +15,27 @@ from typing import Any
 
 import numpy as np
 
+from routeblock.errors import InputError
+
 PACKAGE = "routeblock"
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
 
 def canonical_json(value: Any) -> bytes:
-    """Canonical JSON of `value`: sorted keys, no spaces, UTF-8, no newline at the end. NaN is refused."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    """Canonical JSON of `value`: sorted keys, no spaces, UTF-8, no newline at the end. NaN is refused.
+
+    Raises `InputError` for text that UTF-8 cannot hold: a file's name in other bytes, half of a pair of surrogates.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:
+        raise InputError(
+            f"not UTF-8 at {text[max(e.start - 40, 0) : e.end]!a}",
+            where="a name or a text in a document",
+            limit="documents are UTF-8",
+            way_out="rename the file or correct the text",
+        ) from e
 
 
 def sha256_bytes(data: bytes | memoryview) -> str:

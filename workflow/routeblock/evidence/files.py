@@ -52,6 +52,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
     Parent folders are made. Raises `InputError` if the disk or the folder does not take the file.
     """
+    path = _named(path)
     with _temporary(path, lambda tmp: tmp.unlink(missing_ok=True)) as tmp:
         yield tmp
         tmp.replace(path)
@@ -62,9 +63,17 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Give a temporary folder beside `path` to fill; it becomes `path` at the end, or vanishes on an error.
 
     A folder already there is replaced if every entry of it is an entry of the new one too, that is if it is empty
-    or an earlier result of the same kind. Raises `InputError` if it holds anything else, and if the disk or the
-    parent folder does not take the new one.
+    or an earlier result of the same kind. Raises `InputError` if it holds anything else, if this process runs in it,
+    and if the disk or the parent folder does not take the new one.
     """
+    path = _named(path)
+    if path.is_dir() and path.samefile(Path()):  # replaced, it would leave this process and its shell in no folder
+        raise InputError(
+            "the command runs in this folder",
+            where=str(path),
+            limit="the result replaces a folder as a whole",
+            way_out="name a new folder, or start from the folder above",
+        )
     with _temporary(path, lambda tmp: shutil.rmtree(tmp, ignore_errors=True)) as tmp:
         if _is_no_folder(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -132,6 +141,19 @@ def _move_in(new: Path, path: Path) -> None:
             old.unlink()
         elif old is not None:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _named(path: Path) -> Path:
+    """`path` by a name of its own, where it is `.` or ends in `..`. Raises `InputError` for the root of a disk."""
+    named = Path(os.path.abspath(path)) if path.name in ("", "..") else path  # noqa: PTH100
+    if not named.name:
+        raise InputError(
+            "has no name",
+            where=str(path),
+            limit="a result is written beside its place and then gets its name",
+            way_out="name a file or folder below it",
+        )
+    return named
 
 
 def _beside(path: Path) -> Path:

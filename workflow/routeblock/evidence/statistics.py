@@ -36,7 +36,7 @@ def read(path: Path, make: Callable[[dict[str, Any]], Comparison], command: str)
     """The comparisons of a `statistics.json` that `command` wrote, by `make`. Raises InputError if it is none."""
     try:
         return [make(c) for c in json.loads(path.read_text(encoding="utf-8"))["comparisons"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise InputError(
             f"no statistics: {e}",
             where=str(path),

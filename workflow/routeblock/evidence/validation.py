@@ -14,7 +14,7 @@ def must_agree(path: Path) -> None:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         compared, found = int(told["comparisons"]), list(told["disagreements"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise InputError(
             f"no validation: {e}",
             where=str(path),

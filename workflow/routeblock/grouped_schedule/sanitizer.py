@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
 from routeblock.cuda.sanitizer import Report, run_tool
+from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
@@ -16,11 +18,25 @@ EXERCISE = "routeblock.grouped_schedule.exercise"
 
 
 def write(out: Path, device: str, cubin: Path, protocol: Path, *, code: str) -> list[Report]:
-    """Run every tool on `device` (gpu0, ...) and write `sanitizer.json` with its manifest to `out`."""
-    index = int(device.removeprefix("gpu"))
-    reports = [run_tool(tool, EXERCISE, [str(index), str(cubin), str(protocol)]) for tool in TOOLS]
+    """Run every tool on `device` (gpu0, ...) and write `sanitizer.json` with its manifest to `out`.
+
+    Raises InputError for another device and a missing file, before a tool is run.
+    """
+    match = re.fullmatch(r"gpu([0-9]{1,4})", device)
+    if match is None:
+        raise InputError(f"device {device!r}", where="--device", limit="gpu0, gpu1, ...", way_out="name one")
+    for given in (cubin, protocol):
+        if not given.is_file():
+            raise InputError(
+                "no such file",
+                where=str(given),
+                limit="the sanitizer runs a cubin over a protocol's jobs",
+                way_out="routeblock build-kernels, then --cubin; a committed protocol, then --protocol",
+            )
+    digest = sha256_file(cubin)
+    reports = [run_tool(tool, EXERCISE, [match[1], str(cubin), str(protocol)]) for tool in TOOLS]
     path = out / "sanitizer.json"
-    write_json(path, {"device": device, "cubin_sha256": sha256_file(cubin), "tools": [asdict(r) for r in reports]})
+    write_json(path, {"device": device, "cubin_sha256": digest, "tools": [asdict(r) for r in reports]})
     seal(
         out / "sanitizer.manifest.json",
         rule="sanitizer",

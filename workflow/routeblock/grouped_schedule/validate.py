@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pyarrow.parquet
 
+from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
@@ -31,6 +33,13 @@ _EVENTS = {
     "hw_power_brake": 1 << 7,
 }
 _SHAPE = ("lane", "device", "family", "slots", "pool", "rows", "cols", "warps", "mode", "scope")
+_BATCH = (
+    dict.fromkeys(("campaign", "lane", "device", "family", "mode", "scope", "baseline", "series", "arm"), "string")
+    | dict.fromkeys(("slots", "pool", "rows", "cols", "warps", "repetition", "position"), "int64")
+    | dict.fromkeys(("clock_events", "compute_processes"), "int64")
+    | {"direction": "string", "reason": "string", "time_us": "double", "accepted": "bool"}
+)
+_RATIO = {name: _BATCH[name] for name in ("campaign", *_SHAPE, "repetition", "series")} | {"ratio": "double"}
 
 
 def _middle(values: list[float]) -> float:
@@ -167,19 +176,22 @@ def _ratios(rows: list[Row], ratios: list[Row]) -> list[str]:
     return sorted(wrong) + ([] if len(theirs) == len(ratios) else ["a ratio is listed twice"])
 
 
-def _counts(folders: Sequence[Path], expected: Row) -> list[str]:
+def _counts(batches: Mapping[Path, list[Row]], expected: Row) -> list[str]:
     seen: dict[tuple[str, str], int] = {}
     devices = set()
-    for folder in folders:
-        device = json.loads((folder / "run.json").read_text(encoding="utf-8"))["device"]
-        name = f"{device['lane']}/{device['device']}"
+    for folder, rows in batches.items():
+        run, comparisons = folder / "run.json", folder / "comparisons.json"
+        told, compared = _json(run), _json(comparisons)
+        with _about(run):
+            name = f"{told['device']['lane']}/{told['device']['device']}"
         devices.add(name)
-        for row in pyarrow.parquet.read_table(folder / "batches.parquet").to_pylist():
+        for row in rows:
             key = (name, f"{row['campaign']}_batches")
             seen[key] = seen.get(key, 0) + bool(row["accepted"])
-        for row in json.loads((folder / "comparisons.json").read_text(encoding="utf-8")):
-            key = (name, f"{row['campaign']}_comparisons")
-            seen[key] = seen.get(key, 0) + bool(row["holds"])
+        with _about(comparisons):
+            for row in compared:
+                key = (name, f"{row['campaign']}_comparisons")
+                seen[key] = seen.get(key, 0) + bool(row["holds"])
     return [
         f"{name}: {what} {seen.get((name, what), 0)}, expected {number}"
         for name in sorted(devices)
@@ -188,18 +200,64 @@ def _counts(folders: Sequence[Path], expected: Row) -> list[str]:
     ]
 
 
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"lacks {error}" if isinstance(error, KeyError) else f"cannot be used: {error}",
+        where=str(path),
+        limit="records of a sweep or confirmation, their statistics and the protocol are needed",
+        way_out="run statistics on the records, and name the committed protocol",
+    )
+
+
+@contextmanager
+def _about(path: Path) -> Iterator[None]:
+    """What a file has not the form for is told of `path`."""
+    try:
+        yield
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration) as e:
+        raise e if isinstance(e, InputError) else _unreadable(path, e) from e
+
+
+def _json(path: Path) -> Any:
+    with _about(path):
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _rows(path: Path, kinds: Mapping[str, str]) -> list[Row]:
+    with _about(path):
+        table = pyarrow.parquet.read_table(path)
+        if not table.num_rows:  # of no rows the table of ratios has no columns
+            return []
+        there = {field.name: str(field.type) for field in table.schema}
+        for name, kind in kinds.items():
+            if there.get(name) != kind:
+                raise ValueError(f"column {name} is {there.get(name, 'not there')}, not {kind}")
+            if table[name].null_count:
+                raise ValueError(f"empty cells in column {name}")
+        rows: list[Row] = table.to_pylist()
+        return rows
+
+
 def disagreements(statistics: Path, folders: Sequence[Path], protocol: Path) -> tuple[int, list[str]]:
-    """How many comparisons were recomputed, and every value that is not exactly equal, one line each."""
-    told = json.loads(statistics.read_text(encoding="utf-8"))
-    rules = json.loads(protocol.read_text(encoding="utf-8"))
-    rows: list[Row] = []
-    for folder in folders:
-        rows += pyarrow.parquet.read_table(folder / "batches.parquet").to_pylist()
-    ours = recompute(rows, rules, told["minimum_effect"])
-    wrong = _counts(folders, rules["expected_per_device"])
-    wrong += _unruly(rows, rules)
-    wrong += _ratios(rows, pyarrow.parquet.read_table(statistics.with_name("ratios.parquet")).to_pylist())
-    theirs = {(c["campaign"], c["series"], *(c[name] for name in _SHAPE)): c for c in told["comparisons"]}
+    """How many comparisons were recomputed, and every value that is not exactly equal, one line each.
+
+    Raises InputError if a file is missing or malformed.
+    """
+    told, rules = _json(statistics), _json(protocol)
+    ratios = statistics.with_name("ratios.parquet")
+    batches = {folder: _rows(folder / "batches.parquet", _BATCH) for folder in folders}
+    for folder, own in batches.items():
+        if any(row["time_us"] == 0 for row in own):
+            raise _unreadable(folder / "batches.parquet", ValueError("a time of 0"))
+    rows = [row for own in batches.values() for row in own]
+    with _about(statistics):
+        least = float(told["minimum_effect"])
+        theirs = {(c["campaign"], c["series"], *(c[name] for name in _SHAPE)): c for c in told["comparisons"]}
+    with _about(protocol):
+        ours = recompute(rows, rules, least)
+        wrong = _counts(batches, rules["expected_per_device"])
+        wrong += _unruly(rows, rules)
+    wrong += _ratios(rows, _rows(ratios, _RATIO))
     if len(theirs) != len(told["comparisons"]):
         wrong.append("a comparison is listed twice")
     labels = {

@@ -40,7 +40,8 @@ def open_folder(path: Path, revision: str | None = None) -> Folder:
     """List the files of a checkpoint at `path`: a plain folder, a snapshot of the hub's cache, or a whole cache entry.
 
     `revision` is the wanted commit; where the folder itself says which it is, the two must agree. Raises InputError for
-    a missing folder, a link that leaves the folder and the hub's blobs, a broken link, or another revision.
+    a missing folder, a link that leaves the folder and the hub's blobs, a broken link, a name that is not UTF-8, or
+    another revision.
     """
     if not path.is_dir():
         raise InputError(
@@ -74,24 +75,58 @@ def _snapshot(path: Path, revision: str | None) -> Path:
     if (path / "config.json").exists() or not snapshots.is_dir():
         return path
     names = sorted(p.name for p in snapshots.iterdir() if p.is_dir())
+    wanted = revision or _main(path)
+    name = names[0] if len(names) == 1 and not revision and wanted not in names else wanted
+    if name is None or name not in names:
+        raise InputError(
+            f"no snapshot of revision {wanted}" if wanted else f"{len(names)} snapshots",
+            where=str(snapshots),
+            limit=f"there are {', '.join(names) or 'none'}",
+            way_out="give the revision, or the snapshot's folder",
+        )
+    _stay_below(snapshots / name, Path(os.path.realpath(path)) / "snapshots", "move the snapshot into the cache entry")
+    return snapshots / name
+
+
+def _main(path: Path) -> str | None:
+    """The revision that a cache entry calls main, or None."""
     main = path / "refs" / "main"
-    wanted = revision or (main.read_text(encoding="utf-8").strip() if main.is_file() else None)
-    if wanted in names:
-        return snapshots / str(wanted)
-    if len(names) == 1 and not revision:
-        return snapshots / names[0]
-    raise InputError(
-        f"no snapshot of revision {wanted}" if wanted else f"{len(names)} snapshots",
-        where=str(snapshots),
-        limit=f"there are {', '.join(names) or 'none'}",
-        way_out="give the revision, or the snapshot's folder",
-    )
+    if not main.is_file():
+        return None
+    _stay_below(main, Path(os.path.realpath(path)), "replace the link by the revision, or give the revision")
+    try:
+        return main.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as e:
+        raise InputError(
+            f"cannot be read: {(e.strerror if isinstance(e, OSError) else None) or e}",
+            where=str(main),
+            limit="it holds the revision's name",
+            way_out="give the revision, or the snapshot's folder",
+        ) from e
+
+
+def _stay_below(path: Path, folder: Path, way_out: str) -> None:
+    target = Path(os.path.realpath(path))
+    if not target.is_relative_to(folder):
+        raise InputError(
+            f"a link to {target}",
+            where=str(path),
+            limit="links are followed inside a cache entry only",
+            way_out=way_out,
+        )
 
 
 def _walk(folder: Path, real_root: Path, allowed: list[Path], prefix: str = "") -> Iterator[tuple[str, Path]]:
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda e: e.name):
             name = prefix + entry.name
+            if not _is_utf8(name):
+                raise InputError(
+                    "a name that is not UTF-8",
+                    where=ascii(entry.path),
+                    limit="a manifest lists every file by its name in UTF-8",
+                    way_out="rename the file or remove it",
+                )
             if entry.is_dir(follow_symlinks=False):
                 if not (prefix == "" and entry.name in BOOKKEEPING):
                     yield from _walk(Path(entry.path), real_root, allowed, f"{name}/")
@@ -121,6 +156,14 @@ def _walk(folder: Path, real_root: Path, allowed: list[Path], prefix: str = "") 
                     way_out="remove it or replace it by a copy",
                 )
             yield name, target
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _downloaded_revision(root: Path) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from routeblock.evidence.files import atomic_folder
 from routeblock.evidence.tensor_stream import LazyTensor, stream_tensors
 from routeblock.moe.awq import unpack_awq
 from routeblock.moe.checkpoint.layer import PackedProjection
-from routeblock.moe.checkpoint.model import FAMILIES, PROJECTIONS, Container
+from routeblock.moe.checkpoint.layout import KERNEL_GROUPS
+from routeblock.moe.checkpoint.model import EXPERTS_LIMIT, FAMILIES, LAYERS_LIMIT, PROJECTIONS, Container, Schedule
 from routeblock.moe.checkpoint.shards import INDEX
 
 BYTE_VOCABULARY = 256  # token ids of the generated tokenizer: one a byte
@@ -120,28 +122,45 @@ def _dtype(name: str) -> np.dtype[Any]:
 def generate(path: Path, spec: Spec, weights: Weights | None = None) -> Path:
     """Write a checkpoint and return its folder (with a revision: the snapshot inside the hub's layout at `path`).
 
-    `weights` replaces the drawn experts. Raises InputError for a layout or sizes that cannot be stored, and if `path`
-    holds something else.
+    `weights` replaces the drawn experts. Raises InputError for a layout, sizes or a revision that cannot be stored or
+    that the other commands refuse, and if `path` holds something else.
     """
-    spec.stored()
-    if (
-        spec.hidden % 64
-        or spec.intermediate % 64
-        or spec.intermediate % spec.group_size
-        or spec.hidden % spec.group_size
-    ):
-        raise InputError(
-            f"hidden {spec.hidden}, intermediate {spec.intermediate}, group {spec.group_size}",
-            where="generator",
-            limit="multiples of 64 and of the group",
-            way_out="choose other sizes",
-        )
+    for is_sound, what, limit in _rules(spec):
+        if not is_sound:
+            raise InputError(what, where="generator", limit=limit, way_out="choose another")
     with atomic_folder(path) as tmp:
         if spec.revision is None:
             _write(tmp, spec, weights or drawn_weights(spec))
         else:
             _write_hub(tmp, spec, weights or drawn_weights(spec), spec.revision)
     return path if spec.revision is None else path / "snapshots" / spec.revision
+
+
+def _rules(spec: Spec) -> Iterator[tuple[bool, str, str]]:
+    """What a checkpoint must hold to: whether it does, what it has, and the limit."""
+    per_column, group = spec.stored().per_column, spec.group_size
+    groups = [g for g in KERNEL_GROUPS if g > 0]
+    yield per_column or group in groups, f"group size {group}", f"the kernel takes {', '.join(map(str, groups))}"
+    unit = 128 if per_column else max(128, group)
+    yield spec.hidden >= unit and spec.hidden % unit == 0, f"hidden {spec.hidden}", f"a multiple of {unit}"
+    unit = 64 if per_column else max(64, group)
+    yield (
+        spec.intermediate >= unit and spec.intermediate % unit == 0,
+        f"intermediate {spec.intermediate}",
+        f"a multiple of {unit}",
+    )
+    yield 1 <= spec.layers <= LAYERS_LIMIT, f"{spec.layers} layers", f"1 to {LAYERS_LIMIT:,}"
+    yield 1 <= spec.experts <= EXPERTS_LIMIT, f"{spec.experts} experts", f"1 to {EXPERTS_LIMIT:,}"
+    yield 1 <= spec.top_k <= spec.experts, f"top-k {spec.top_k}", f"there are {spec.experts} experts"
+    yield spec.dtype in ("float16", "bfloat16"), f"dtype {spec.dtype!r}", "float16 or bfloat16"
+    for layer in (*spec.plain_layers, *spec.dense_layers):
+        yield 0 <= layer < spec.layers, f"layer {layer}", f"layers are 0 to {spec.layers - 1}"
+    name = spec.revision
+    yield (
+        name is None or re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name) is not None,
+        f"revision {name!r}",
+        "a plain name of letters, digits, '.', '_' and '-'",
+    )
 
 
 def _write_hub(root: Path, spec: Spec, weights: Weights, revision: str) -> None:
@@ -210,6 +229,7 @@ def config(spec: Spec) -> dict[str, Any]:
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": scheme, "input_activations": None}},
             "ignore": ["lm_head", r"re:.*\.gate$", *skipped],
         }
+    dense = {"first_k_dense_replace": len(spec.dense_layers)} if family.schedule is Schedule.FIRST_DENSE else {}
     return {
         "architectures": ["GeneratedForCausalLM"],
         "model_type": spec.model_type,
@@ -222,6 +242,7 @@ def config(spec: Spec) -> dict[str, Any]:
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": list(spec.dense_layers),
+        **dense,
         "rms_norm_eps": 1e-6,
         "vocab_size": BYTE_VOCABULARY,
         "torch_dtype": spec.dtype,

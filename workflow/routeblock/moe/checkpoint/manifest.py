@@ -206,7 +206,7 @@ def read_manifest(path: Path) -> tuple[bytes, Mapping[str, Entry]]:
         if value["format"] != FORMAT or canonical_json(value) != data:
             raise ValueError("not canonical")
         return data, {e["path"]: {"size": int(e["size"]), "sha256": str(e["sha256"])} for e in value["files"]}
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise InputError(
             f"no manifest of a checkpoint: {e}",
             where=str(path),

@@ -19,6 +19,9 @@ from routeblock.moe.checkpoint.folder import Folder
 
 CONFIG = "config.json"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+# Far above any model, and small enough that what is missing is listed at once.
+LAYERS_LIMIT = EXPERTS_LIMIT = 10_000
+SIZE_LIMIT = 1 << 20
 
 
 class Renormalise(StrEnum):
@@ -155,11 +158,17 @@ class _Config:
     def refuse(self, what: str, limit: str, way_out: str = "check config.json") -> InputError:
         return _refuse(self.folder, CONFIG, what, limit, way_out)
 
-    def size(self, key: str, least: int = 1) -> int:
+    def size(self, key: str, least: int = 1, most: int = SIZE_LIMIT) -> int:
         value = self.text.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.refuse(f"{key} is {value!r}", f"a whole number from {least} is needed")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.refuse(f"{key} is {value!r}"[:80], f"a whole number from {least} to {most:,} is needed")
         return value
+
+    def epsilon(self, key: str, default: float) -> float:
+        value = self.text.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise self.refuse(f"{key} is {value!r}"[:80], "a number from 0 to 1 is needed")
+        return float(value)
 
     def sizes(self, key: str) -> list[int]:
         value = self.text.get(key) or []
@@ -182,7 +191,8 @@ def read_model(folder: Folder) -> Model:
     activation = config.text.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise config.refuse(f"hidden_act {activation!r}", "the layer's activation is silu", "choose another checkpoint")
-    num_layers, num_experts = config.size("num_hidden_layers"), config.size(family.experts_key)
+    num_layers = config.size("num_hidden_layers", most=LAYERS_LIMIT)
+    num_experts = config.size(family.experts_key, most=EXPERTS_LIMIT)
     top_k = config.size("num_experts_per_tok")
     if top_k > num_experts:
         raise config.refuse(f"num_experts_per_tok {top_k}", f"there are {num_experts} experts")
@@ -199,7 +209,7 @@ def read_model(folder: Folder) -> Model:
         top_k,
         layers,
         _renormalise(config, family),
-        float(config.text.get("rms_norm_eps", 1e-6)),
+        config.epsilon("rms_norm_eps", 1e-6),
         str(config.text.get("torch_dtype") or config.text.get("dtype") or config.whole.get("torch_dtype")),
         _quantization(folder, config),
     )

@@ -106,8 +106,8 @@ def _ref(shard: str, name: str, entry: Any, base: int, refuse: Any) -> TensorRef
             raise ValueError("sizes and offsets are whole numbers from 0")
     except (KeyError, TypeError, ValueError) as e:
         raise refuse(f"header entry of tensor {name} is malformed", "dtype, shape and data_offsets are needed") from e
-    if dtype not in DTYPES:
-        raise refuse(f"tensor {name} has dtype {dtype}", f"known are {', '.join(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise refuse(f"tensor {name} has dtype {dtype}"[:200], f"known are {', '.join(DTYPES)}")
     if stop - start != math.prod(shape) * DTYPES[dtype].itemsize:
         raise refuse(f"tensor {name} has {stop - start} bytes", f"{dtype} {list(shape)} takes another number")
     return TensorRef(shard, name, dtype, shape, base + start, base + stop)
