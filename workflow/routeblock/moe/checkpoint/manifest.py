@@ -9,9 +9,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from routeblock.errors import InputError
@@ -48,17 +48,35 @@ def hash_files(folder: Folder, workers: int | None = None) -> list[Entry]:
     """
     count = workers or min(4, os.cpu_count() or 1)
     sizes = {name: path.stat().st_size for name, path in folder.files.items()}
-    stop = threading.Event()
-    with _progress(sum(sizes.values())) as advance, ThreadPoolExecutor(count) as pool:
-        # The largest first: a shard that starts last would run alone at the end.
-        order = sorted(sizes, key=lambda name: -sizes[name])
+    todo: SimpleQueue[str] = SimpleQueue()
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        todo.put(name)  # the largest first: a shard that starts last would run alone at the end
+    done: SimpleQueue[Entry | BaseException] = SimpleQueue()
+    stop, found = threading.Event(), []
+
+    def work() -> None:
+        with suppress(Empty):
+            while not stop.is_set():
+                name = todo.get_nowait()
+                try:
+                    done.put(_hash(folder, name, advance, stop))
+                except BaseException as e:
+                    done.put(e)
+
+    with _progress(sum(sizes.values())) as advance:
         try:
-            found = dict(zip(order, pool.map(lambda name: _hash(folder, name, advance, stop), order), strict=True))
-        except BaseException:
-            stop.set()  # workers outlive a signal, which only the main thread sees
-            pool.shutdown(cancel_futures=True)
-            raise
-    return [found[name] for name in sorted(found)]
+            # No pool: it would be waited for, and a signal that the main thread gets while it holds one of a pool's
+            # locks would make that wait endless.
+            for _ in range(min(count, len(sizes))):
+                threading.Thread(target=work, daemon=True).start()
+            for _ in sizes:
+                result = done.get()
+                if isinstance(result, BaseException):
+                    raise result
+                found.append(result)
+        finally:
+            stop.set()
+    return sorted(found, key=lambda entry: str(entry["path"]))
 
 
 def _hash(folder: Folder, name: str, advance: Callable[[int], None], stop: threading.Event) -> Entry:
