@@ -356,8 +356,8 @@ def moe_gemm(
     a [rows, K] float16 or bfloat16, route r reads row r // top_k; q uint8 [E, K, N] nibbles; zeros uint8
     [E, K/group_size, N], or None for the fixed zero point 8 (uint4b8); scales [E, K/group_size, N] of a's dtype
     (group_size -1: one scale per column, [E, 1, N]). topk_weights float32 [M, top_k] of the layer, one per route,
-    rounded to the dtype before they multiply, and finite there. fp32_reduce False rounds to the dtype between slices. full_k is the
-    batch-invariant mode of newer builds. `progress` is called with the share done of a long call.
+    rounded to the dtype before they multiply, and finite there. fp32_reduce False rounds to the dtype between slices.
+    full_k is the batch-invariant mode of newer builds. `progress` is called with the share done of a long call.
     Returns [plan.num_routes, N] of a's dtype; rows of routes that take no slot are zero (the GPU does not write them).
     A finite sum beyond the dtype is an infinity, as on the GPU.
     Raises InputError for wrong dtypes, shapes, thread sizes or experts, for values that are not finite, and for a NaN.
