@@ -186,7 +186,8 @@ def test_captured_inputs_are_taken_unchanged(tmp_path: Path) -> None:
         ({"topk_ids": np.full((40, 4), 64)}, "expert id 64"),
         ({"topk_weights": None}, "may come with it"),
         ({"topk_weights": np.zeros((39, 4), np.float32)}, "one row a token"),
-        ({"topk_weights": np.full((40, 4), 70000, np.float32)}, "not finite in float16"),
+        ({"topk_weights": np.full((40, 4), 70000, np.float32)}, "topk_weights holds an infinity"),
+        ({"topk_weights": np.ones((40, 4))}, "topk_weights is float64"),
         ({"topk_ids": np.zeros((40, 0), np.int32), "topk_weights": np.zeros((40, 0), np.float32)}, "0 experts a token"),
         ({"topk_ids": np.arange(120).reshape(40, 3) % 64, "topk_weights": np.ones((40, 3), np.float32)}, "3 experts a"),
         (

@@ -86,12 +86,10 @@ def captured_inputs(path: Path, checkpoint: Checkpoint, layer: ExpertLayer) -> I
     checked = check_topk_ids(ids, model.num_experts, outside_allowed=False)
     if any(len(set(row)) < len(row) for row in checked.tolist()):
         raise refuse("a token names one expert twice", "top-k experts of a token are distinct")
-    if weights.dtype.name not in ("float32", "float16", "bfloat16") or not finite_in(
-        weights.astype(np.float32), layer.dtype
-    ):
-        raise refuse(
-            f"topk_weights is {weights.dtype} or not finite in {layer.dtype}", "finite float32, float16 or bfloat16"
-        )
+    if weights.dtype.name not in ("float32", "float16", "bfloat16"):
+        raise refuse(f"topk_weights is {weights.dtype}", "float32, float16 or bfloat16")
+    if not finite_in(weights.astype(np.float32), layer.dtype):
+        raise refuse("topk_weights holds an infinity or NaN", f"finite values in {layer.dtype} are needed")
     return Inputs(hidden, checked.astype(np.int32), weights.astype(np.float32), source)
 
 
