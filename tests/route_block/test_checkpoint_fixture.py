@@ -186,6 +186,14 @@ def test_captured_inputs_are_taken_unchanged(tmp_path: Path) -> None:
         ({"topk_ids": np.full((40, 4), 64)}, "expert id 64"),
         ({"topk_weights": None}, "may come with it"),
         ({"topk_weights": np.zeros((39, 4), np.float32)}, "one row a token"),
+        ({"topk_weights": np.full((40, 4), 70000, np.float32)}, "topk_weights holds an infinity"),
+        ({"topk_weights": np.ones((40, 4))}, "topk_weights is float64"),
+        ({"topk_ids": np.zeros((40, 0), np.int32), "topk_weights": np.zeros((40, 0), np.float32)}, "0 experts a token"),
+        ({"topk_ids": np.arange(120).reshape(40, 3) % 64, "topk_weights": np.ones((40, 3), np.float32)}, "3 experts a"),
+        (
+            {"hidden": np.full((40, 512), 60000, np.float16), "topk_ids": None, "topk_weights": None},
+            "logits of the router in float16: an infinity",
+        ),
         ({"other": np.zeros(1)}, "nothing else"),
     ],
 )
@@ -194,6 +202,31 @@ def test_captured_inputs_that_do_not_fit_are_refused(tmp_path: Path, changes: di
     path = captured(tmp_path / "x.safetensors", **changes)
     with pytest.raises(InputError, match=words):
         captured_inputs(path, checkpoint, read_layer(checkpoint, 0))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("embed_tokens.weight", "embeddings of these tokens"),
+        ("post_attention_layernorm.weight", "after the layer's norm"),
+        ("mlp.gate.weight", "weights of the router"),
+        ("gate_proj.scales", r"experts\.[0-9]+\.gate_proj\.scales: an infinity or NaN"),
+    ],
+)
+def test_a_checkpoint_that_is_not_finite_makes_no_fixture(tmp_path: Path, part: str, words: str, value: float) -> None:
+    root = generate(tmp_path / "c", replace(SPEC, experts=8))
+    for shard in root.glob("*.safetensors"):
+        tensors = load_file(shard)
+        for name in (n for n in tensors if n.endswith(part)):
+            tensors[name] = np.full_like(tensors[name], value)
+        save_file(tensors, shard, {"format": "pt"})
+    files, _ = write_manifest(open_folder(root), tmp_path / "m", 0)
+    out = tmp_path / "results" / "f"
+    with pytest.raises(InputError, match=words):
+        seal_fixture(out, Request(root, files, 0, prompt=PROMPT), code=CODE)
+    assert list(out.parent.iterdir()) == []
 
 
 def test_captured_hidden_states_alone_are_routed_by_the_checkpoint(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,38 @@ def test_a_changed_bit_in_a_recording_is_found(tmp_path: Path) -> None:
 def test_a_missing_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="missing"):
         golden.compare(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 100, 2000])
+@pytest.mark.parametrize(
+    ("check", "file"),
+    [
+        (golden.tensor_core, "mma_m16n8k16.npz"),
+        (golden.gemms, "h200_cases.npz"),
+        (golden.activations, "h200_silu_and_mul.npz"),
+        (golden.sums, "h200_corners.npz"),
+        (golden.layer, "h200_grid246.npz"),
+        (golden.layer, "h200_sha256.json"),
+        (golden.packing, "packed_e106.json"),
+        (golden.native_plan, "h200_native_plan.npz"),
+    ],
+)
+def test_a_truncated_recording_is_refused(check: Any, file: str, kept: int, tmp_path: Path) -> None:
+    folder = tmp_path / "golden"
+    shutil.copytree(FOLDER, folder)
+    data = (folder / file).read_bytes()
+    (folder / file).write_bytes(data[: min(kept, len(data) // 2)])
+    with pytest.raises(InputError, match=f"{file}: not a readable recording") as caught:
+        list(check(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recording_without_one_of_its_arrays_or_digests_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "h200_native_plan.npz", other=np.zeros(1))
+    (tmp_path / "packed_e106.json").write_text("{}")
+    for check, name in ((golden.native_plan, "sorted_token_ids"), (golden.packing, "w13.e106.awq_qweight")):
+        with pytest.raises(InputError, match=f"it holds no {name}"):
+            list(check(tmp_path))
 
 
 def test_the_recorded_layer_is_not_the_same_in_both_orders() -> None:

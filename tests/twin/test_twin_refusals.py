@@ -13,7 +13,7 @@ import pytest
 from routeblock.errors import InputError
 from routeblock.moe.routing import AlignedPlan, align, exchange
 from routeblock.twin.gemm import moe_gemm
-from routeblock.twin.layer import moe_layer
+from routeblock.twin.layer import combine, moe_layer
 
 RNG = np.random.default_rng(1)
 IDS = np.array([[0, 1], [1, 0], [0, 1]], np.int32)
@@ -72,6 +72,7 @@ def with_entry(place: int, value: int) -> AlignedPlan:
         ({"plan": edited(num_tokens_post_padded=12)}, "12 rows"),
         ({"topk_weights": np.ones((3, 2))}, "topk_weights float64"),
         ({"topk_weights": np.full((3, 2), np.inf, np.float32)}, "not finite"),
+        ({"topk_weights": np.full((3, 2), 70000, np.float32)}, "70000 is not finite in float16"),
     ],
 )
 def test_what_is_not_whole_is_refused(changes: dict[str, Any], match: str) -> None:
@@ -89,6 +90,64 @@ def test_bfloat16_sums_beyond_float32_are_refused() -> None:
     }
     with pytest.raises(InputError, match="beyond float32"):
         moe_gemm(**(GOOD | big))
+
+
+def test_float16_sums_between_slices_are_refused_by_the_name_of_float16() -> None:
+    big = {
+        "a": np.full((3, 256), 60000, np.float16),
+        "q": np.full((2, 256, 128), 15, np.uint8),
+        "zeros": None,
+        "scales": np.ones((2, 8, 128), np.float16),
+        "grid": 8,
+    }
+    with pytest.raises(InputError, match="a sum beyond float16"):
+        moe_gemm(**(GOOD | big), fp32_reduce=False)
+    assert np.isposinf(moe_gemm(**(GOOD | big))).all()
+
+
+def test_an_infinity_times_zero_is_refused_and_times_a_scale_is_not() -> None:
+    big = {
+        "a": np.full((3, 128), 6000, np.float16),
+        "q": np.full((2, 128, 128), 15, np.uint8),
+        "zeros": None,
+        "scales": np.ones((2, 1, 128), np.float16),
+        "group_size": -1,
+    }
+    assert np.isposinf(moe_gemm(**(GOOD | big))).all()
+    for zero in ({"scales": np.zeros((2, 1, 128), np.float16)}, {"topk_weights": np.zeros((3, 2), np.float32)}):
+        with pytest.raises(InputError, match="an infinity times 0 at route 0, column 0"):
+            moe_gemm(**(GOOD | big | zero))
+
+
+def test_a_top_k_weight_that_bfloat16_rounds_to_infinity_is_refused() -> None:
+    half = {name: GOOD[name].astype(ml_dtypes.bfloat16) for name in ("a", "scales")}
+    with pytest.raises(InputError, match="is not finite in bfloat16"):
+        moe_gemm(**(GOOD | half), topk_weights=np.full((3, 2), 3.4e38, np.float32))
+
+
+@pytest.mark.parametrize("form", ["fp32", "each"])
+def test_a_sum_of_both_infinities_is_refused_and_of_one_is_not(form: Any) -> None:
+    rows = np.zeros((2, 4, 8), np.float16)
+    rows[1, 0, 3] = np.inf
+    assert np.isposinf(combine(rows, form)[1, 3])
+    rows[1, 1, 3] = -np.inf
+    with pytest.raises(InputError, match="token 1 at column 3 is NaN"):
+        combine(rows, form)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "match"), [(60000, "w13 is -?inf at route"), (2000, "activation is -?inf at route")]
+)
+def test_a_layer_names_the_surface_on_which_an_infinity_arose(hidden: float, match: str) -> None:
+    launch = (64, 128, 4)
+    w13 = (np.full((2, 128, 128), 15, np.uint8), None, np.full((2, 4, 128), 0.01, np.float16))
+    w2 = (GOOD["q"][:, :64], GOOD["zeros"][:, :2], GOOD["scales"][:, :2])
+    with pytest.raises(InputError, match=f"moe_layer: {match}") as caught:
+        moe_layer(
+            np.full((3, 128), hidden, np.float16), IDS, np.ones(IDS.shape, np.float32), w13, w2, PLAN,
+            architecture="hopper", w13_launch=launch, w2_launch=launch, group_size=32,
+        )  # fmt: skip
+    assert "\n" not in str(caught.value)
 
 
 def test_the_order_of_arrays_in_memory_changes_no_bit() -> None:

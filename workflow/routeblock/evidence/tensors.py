@@ -36,7 +36,7 @@ class TensorFile:
         self.names: list[str] = sorted(handle.keys())
 
     def read(self, name: str) -> NDArray[Any]:
-        """One tensor; InputError if the file has none of that name."""
+        """One tensor; InputError if the file has none of that name, or one of a dtype that NumPy has not."""
         if name not in self.names:
             raise InputError(
                 f"no tensor {name!r}",
@@ -44,7 +44,15 @@ class TensorFile:
                 limit=f"it holds {len(self.names)} tensors, {', '.join(self.names[:3])} ...",
                 way_out="make the file again",
             )
-        return np.asarray(self._handle.get_tensor(name))
+        try:
+            return np.asarray(self._handle.get_tensor(name))
+        except (AttributeError, TypeError, ValueError, SafetensorError) as e:  # the library asks NumPy for any dtype
+            raise InputError(
+                f"tensor {name!r} cannot be read: {str(e).splitlines()[0]}",
+                where=str(self.path),
+                limit="floats of 16 bits and more, and integers",
+                way_out="make the file again",
+            ) from e
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
@@ -16,7 +17,7 @@ from routeblock.evidence.files import atomic_folder, write_json
 from routeblock.evidence.manifest import seal
 from routeblock.evidence.tensor_stream import LazyTensor, stream_tensors
 from routeblock.evidence.tensors import save_tensors
-from routeblock.moe.checkpoint.inputs import Inputs, captured_inputs, stand_in_inputs
+from routeblock.moe.checkpoint.inputs import Inputs, captured_inputs, finite_in, stand_in_inputs
 from routeblock.moe.checkpoint.layer import ExpertLayer, PackedProjection, open_checkpoint, read_layer
 from routeblock.moe.checkpoint.manifest import compare, identity, read_manifest
 from routeblock.moe.checkpoint.model import PROJECTIONS
@@ -83,6 +84,14 @@ def write_checkpoint_fixture(folder: Path, request: Request) -> dict[str, str]:
         inputs = captured_inputs(request.captured, checkpoint, layer)
     else:
         inputs = stand_in_inputs(checkpoint, layer, prompt=request.prompt, token_ids=request.token_ids)
+    for name, x in (("hidden", inputs.hidden), ("topk_weights", inputs.topk_weights)):
+        if not finite_in(x, layer.dtype):
+            raise InputError(
+                f"{name}: an infinity or NaN in {layer.dtype}",
+                where=f"fixture {NAME}",
+                limit="finite inputs",
+                way_out="give other inputs",
+            )
     experts = sorted(set(inputs.topk_ids.reshape(-1).tolist()))
     stored = list(range(layer.model.num_experts)) if request.all_experts else experts
     spec = _spec(layer, inputs, experts)
@@ -216,7 +225,8 @@ def _tensors(layer: ExpertLayer, experts: Sequence[int]) -> Iterator[LazyTensor]
                 del parts["qzeros"]
             once = _Once(layer, expert, projection)
             for part, (dtype, shape, pick) in parts.items():
-                yield LazyTensor(tensor_name(layer.layer, expert, projection, part), dtype, shape, _picked(once, pick))
+                name = tensor_name(layer.layer, expert, projection, part)
+                yield LazyTensor(name, dtype, shape, _picked(once, pick, name))
 
 
 class _Once:
@@ -234,10 +244,19 @@ class _Once:
         return found
 
 
-def _picked(once: _Once, pick: Callable[[PackedProjection], NDArray[Any] | None]) -> Callable[[], NDArray[Any]]:
+def _picked(
+    once: _Once, pick: Callable[[PackedProjection], NDArray[Any] | None], name: str
+) -> Callable[[], NDArray[Any]]:
     def make() -> NDArray[Any]:
         found = pick(once())
         assert found is not None
+        if found.dtype != np.int32 and not np.isfinite(found).all():  # scales
+            raise InputError(
+                f"{name}: an infinity or NaN",
+                where=f"fixture {NAME}",
+                limit="finite scales",
+                way_out="repair the checkpoint",
+            )
         return found
 
     return make

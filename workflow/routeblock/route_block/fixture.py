@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_file
@@ -38,24 +38,56 @@ def pairs_of(exchange: Mapping[str, Any]) -> Pairs:
     return Pairs(tuple(within) if within else None, tuple(across) if across else None)
 
 
+LARGEST = 1 << 20  # of any size in a document: far above every model, and small enough to allocate
+Size = Annotated[int, Field(ge=1, le=LARGEST)]
+RoutePair = Annotated[list[Annotated[int, Field(ge=0, le=LARGEST)]], Field(min_length=2, max_length=2)]
+
+
+class Exchange(BaseModel):
+    """The exchange pairs of a fixture or a prediction; None where there is none."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    within: RoutePair | None
+    across: RoutePair | None
+    why: str = ""
+
+
+def _of_every_file(digests: dict[str, str]) -> dict[str, str]:
+    for name in TENSOR_FILES:
+        if name not in digests:
+            raise ValueError(f"no SHA-256 of {name}")
+    return digests
+
+
 class Spec(BaseModel):
     """The fields of fixture.json that a run reads; others are for the reader."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     name: str
-    layer: Annotated[int, Field(ge=0)]
-    num_experts: Annotated[int, Field(ge=1)]
-    experts: list[Annotated[int, Field(ge=0)]]
-    tokens: Annotated[int, Field(ge=1)]
-    top_k: Annotated[int, Field(ge=1)]
-    block_size: int
-    group_size: int
+    layer: Annotated[int, Field(ge=0, le=LARGEST)]
+    num_experts: Size
+    experts: list[Annotated[int, Field(ge=0, le=LARGEST)]]
+    tokens: Size
+    top_k: Size
+    block_size: Size
+    group_size: Annotated[int, Field(ge=-1, le=LARGEST)]
     dtype: Literal["float16", "bfloat16"]
-    hidden: Annotated[int, Field(ge=1)]
-    intermediate: Annotated[int, Field(ge=1)]
-    exchange: dict[str, Any]
-    digests: dict[str, str]
+    hidden: Size
+    intermediate: Size
+    exchange: Exchange
+    digests: Annotated[dict[str, str], AfterValidator(_of_every_file)]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Spec:
+        if self.experts != sorted(set(self.experts)) or any(e >= self.num_experts for e in self.experts):
+            raise ValueError(f"experts ascend, each once, below num_experts {self.num_experts}")
+        routes = self.tokens * self.top_k
+        for pair in (self.exchange.within, self.exchange.across):
+            if pair and max(pair) >= routes:
+                raise ValueError(f"an exchange pair names route {max(pair)} of {routes}")
+        return self
 
 
 def tensor_name(layer: int, expert: int, projection: str, part: str) -> str:
@@ -157,6 +189,13 @@ class LayerFixture:
                 )
 
 
+def first_fault(error: ValidationError) -> str:
+    """The first thing that a strict model refuses: where, and what."""
+    detail = error.errors(include_url=False)[0]
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(map(str, detail['loc']))}: {message[:1].lower()}{message[1:]}".removeprefix(": ")
+
+
 def plan_tensors(plans: Mapping[str, AlignedPlan]) -> dict[str, NDArray[np.int32]]:
     """Plans as named tensors `{history}.sorted_token_ids`, `{history}.expert_ids`."""
     named = {}
@@ -226,16 +265,15 @@ def load_fixture(folder: Path, *, verify: bool = True) -> LayerFixture:
     try:
         data = (folder / SPEC).read_bytes()
         spec = json.loads(data)
-    except (OSError, ValueError) as e:
+        canonical = canonical_json(spec) == data
+    except (OSError, ValueError, RecursionError) as e:
         raise refuse(f"not a readable fixture: {e}", SPEC, "canonical JSON of a fixture is needed") from e
-    if not isinstance(spec, dict) or spec.get("format") != FORMAT or canonical_json(spec) != data:
+    if not isinstance(spec, dict) or spec.get("format") != FORMAT or not canonical:
         raise refuse("not a fixture of this version", SPEC, f"format {FORMAT} in canonical JSON")
     try:
         Spec.model_validate(spec)
     except ValidationError as e:
-        detail = e.errors(include_url=False)[0]
-        at = ".".join(map(str, detail["loc"]))
-        raise refuse(f"{at}: {detail['msg'].lower()}", SPEC, "every field of a fixture, well typed") from e
+        raise refuse(first_fault(e), SPEC, "every field of a fixture, well typed") from e
     for name in TENSOR_FILES:
         path = folder / name
         if not path.is_file():
@@ -246,14 +284,16 @@ def load_fixture(folder: Path, *, verify: bool = True) -> LayerFixture:
     if inputs.keys() != {"hidden", "topk_ids", "topk_weights"}:
         raise refuse(f"it holds {', '.join(sorted(inputs))}", INPUTS, "hidden, topk_ids and topk_weights")
     hidden, ids, weights = inputs["hidden"], inputs["topk_ids"], inputs["topk_weights"]
-    for name, x in (("hidden", hidden), ("topk_weights", weights)):
-        if not np.isfinite(x.astype(np.float32)).all():
-            raise refuse(f"{name} holds an infinity or NaN", INPUTS, "finite inputs")
-    if ids.shape != weights.shape or ids.shape[0] != hidden.shape[0] or hidden.shape[1] != spec["hidden"]:
-        raise refuse(f"hidden {hidden.shape}, ids {ids.shape}, weights {weights.shape}", INPUTS, "one row a token")
     found = (hidden.dtype.name, ids.dtype.name, weights.dtype.name)
     if found != (spec["dtype"], "int32", "float32"):
         raise refuse(f"dtypes {', '.join(found)}", INPUTS, f"{spec['dtype']}, int32 and float32")
+    for name, x in (("hidden", hidden), ("topk_weights", weights)):
+        if not np.isfinite(x.astype(np.float32)).all():
+            raise refuse(f"{name} holds an infinity or NaN", INPUTS, "finite inputs")
+    tokens, top_k = spec["tokens"], spec["top_k"]
+    if hidden.shape != (tokens, spec["hidden"]) or not ids.shape == weights.shape == (tokens, top_k):
+        shapes = f"hidden {hidden.shape}, ids {ids.shape}, weights {weights.shape}"
+        raise refuse(shapes, INPUTS, f"one row for each of {tokens} tokens, {top_k} experts a token")
     check_topk_ids(ids, spec["num_experts"], outside_allowed=False)
     if missing := sorted(set(ids.reshape(-1).tolist()) - set(spec["experts"])):
         raise refuse(f"expert {missing[0]} is routed to and not listed", SPEC, "`experts` names every expert in use")

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_array, sha256_bytes, sha256_file
@@ -33,6 +33,17 @@ class _Read(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
+Size = Annotated[int, Field(ge=1, le=1 << 20)]
+Launch = tuple[Size, Size, Size]
+
+
+def _of_both(launches: dict[str, Launch]) -> dict[str, Launch]:
+    for gemm in GEMMS:
+        if gemm not in launches:
+            raise ValueError(f"no launch of {gemm}")
+    return launches
+
+
 class Exchange(_Read):
     """Exchange pairs; None where there is none, and why."""
 
@@ -46,13 +57,13 @@ class FixtureSpec(_Read):
 
     format: Literal["routeblock.fixture.v1"]
     name: str
-    tokens: int
-    top_k: int
-    block_size: int
+    tokens: Size
+    top_k: Size
+    block_size: Size
     group_size: int
     dtype: Literal["float16", "bfloat16"]
-    hidden: int
-    intermediate: int
+    hidden: Size
+    intermediate: Size
     exchange: Exchange
     digests: dict[str, str]
 
@@ -91,8 +102,8 @@ class Prediction(_Read):
     lane: str
     point: str
     plan_source: str
-    launches: dict[str, tuple[int, int, int]]
-    full_k_grid: int
+    launches: Annotated[dict[str, Launch], AfterValidator(_of_both)]
+    full_k_grid: Size
     plans: dict[str, str]
     exchange: Exchange
     arms: list[PredictedArm]
@@ -193,6 +204,11 @@ def read_given(fixture: Path, prediction: Path, plans: Path | None = None, lane:
             raise _refuse(path, f"its SHA-256 is {files[name]}", limit, "make the fixture again")
     inputs = load_tensors(fixture / INPUTS)
     stored = load_tensors(plans or fixture / PLANS)
+    shape = (spec.tokens, spec.top_k)
+    if inputs.keys() != {"hidden", "topk_ids", "topk_weights"} or inputs["topk_ids"].shape != shape:
+        held = ", ".join(f"{name} {list(x.shape)}" for name, x in sorted(inputs.items()))
+        limit = f"hidden, topk_weights, topk_ids {list(shape)}"
+        raise _refuse(fixture / INPUTS, f"it holds {held or 'nothing'}", limit, "make the fixture again")
     routes = int(inputs["topk_ids"].size)
     try:
         own = {
@@ -283,6 +299,10 @@ def _check_pairs(given: Given) -> Iterator[Finding]:
 def _check_full_k(given: Given) -> Iterator[Finding]:
     _, thread_n, native = given.prediction.launches["w13"]
     tiles = int(given.own["H0"].expert_ids.size) * (2 * given.spec.intermediate // thread_n)
+    if not tiles:
+        detail = f"W13 has no tile of {thread_n} columns in {2 * given.spec.intermediate}"
+        yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
+        return
     # A grid that divides the tile count hands whole tiles to each CUDA block.
     wanted = max(d for d in range(1, min(tiles, native) + 1) if tiles % d == 0)
     if given.prediction.full_k_grid != wanted:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +44,49 @@ def _bits(name: str, ours: NDArray[Any], recorded: NDArray[Any]) -> Comparison:
     return Comparison(name, theirs.size, int((mine.view(unsigned) != theirs.view(unsigned)).sum()))
 
 
+def _broken(path: Path, error: Exception) -> InputError:
+    found = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return InputError(
+        f"not a readable recording: {found}",
+        where=str(path),
+        limit="all recorded files are needed, whole",
+        way_out="restore the folder",
+    )
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of a recorded .npz. Raises InputError if it is damaged, FileNotFoundError if it is missing."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return _Recorded(path, {name: stored[name] for name in stored.files})
+    except FileNotFoundError:
+        raise
+    except (AttributeError, BadZipFile, EOFError, KeyError, OSError, TypeError, ValueError, zlib.error) as e:
+        raise _broken(path, e) from e
+
+
+def _digests(path: Path) -> dict[str, Any]:
+    """What a recorded .json says. Raises as `_arrays` does."""
+    try:
+        return _Recorded(path, dict(json.loads(path.read_bytes())))
+    except (RecursionError, TypeError, ValueError) as e:
+        raise _broken(path, e) from e
+
+
+class _Recorded(dict[str, Any]):
+    """A recording by name; InputError for one that its file does not hold."""
+
+    def __init__(self, path: Path, held: Mapping[str, Any]) -> None:
+        super().__init__(held)
+        self.path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise _broken(self.path, ValueError(f"it holds no {name}"))
+
+
 def tensor_core(folder: Path) -> Iterator[Comparison]:
     """All m16n8k16 vectors."""
-    stored = np.load(folder / "mma_m16n8k16.npz", allow_pickle=False)
+    stored = _arrays(folder / "mma_m16n8k16.npz")
     for architecture in ("ampere", "hopper"):
         for short, dtype in inputs.DTYPES.items():
             a, b, c, d = (stored[f"{architecture}_{short}_{x}"] for x in "abcd")
@@ -58,7 +100,7 @@ def gemms(folder: Path) -> Iterator[Comparison]:
         ("h200_cases.npz", inputs.CASES, inputs.case_inputs),
         ("h200_corners.npz", inputs.CORNERS, inputs.corner_inputs),
     ):
-        stored = np.load(folder / file, allow_pickle=False)
+        stored = _arrays(folder / file)
         for name, case in cases.items():
             drawn, dtype = draw(name), inputs.DTYPES[case.dtype]
             thread_k, thread_n, grid = case.launch
@@ -83,7 +125,7 @@ def gemms(folder: Path) -> Iterator[Comparison]:
 
 def activations(folder: Path) -> Iterator[Comparison]:
     """silu for every bit pattern of both dtypes, and silu_and_mul of random pairs."""
-    stored = np.load(folder / "h200_silu_and_mul.npz", allow_pickle=False)
+    stored = _arrays(folder / "h200_silu_and_mul.npz")
     for short, dtype in inputs.DTYPES.items():
         gates = np.arange(65536, dtype=np.uint16).view(dtype)[:, None]
         ours = silu_and_mul(np.concatenate([gates, np.ones_like(gates)], axis=1))[:, 0]
@@ -94,7 +136,7 @@ def activations(folder: Path) -> Iterator[Comparison]:
 
 def sums(folder: Path) -> Iterator[Comparison]:
     """torch.sum and vLLM's moe_sum over the top-k routes."""
-    stored = np.load(folder / "h200_corners.npz", allow_pickle=False)
+    stored = _arrays(folder / "h200_corners.npz")
     for top_k in (2, 4, 8):
         for short, dtype in inputs.DTYPES.items():
             rows = inputs.combine_rows(top_k).astype(dtype)
@@ -105,8 +147,8 @@ def sums(folder: Path) -> Iterator[Comparison]:
 
 def layer(folder: Path) -> Iterator[Comparison]:
     """The whole layer at three launches, in both orders."""
-    stored = np.load(folder / "h200_grid246.npz", allow_pickle=False)
-    digests = json.loads((folder / "h200_sha256.json").read_bytes())
+    stored = _arrays(folder / "h200_grid246.npz")
+    digests = _digests(folder / "h200_sha256.json")
     ids, weights = inputs.layer_routing()
     experts = sorted(set(ids.reshape(-1).tolist()))
     rows = np.full(inputs.EXPERTS, -1, np.int32)
@@ -130,7 +172,7 @@ def layer(folder: Path) -> Iterator[Comparison]:
 
 def packing(folder: Path) -> Iterator[Comparison]:
     """Expert 106 in AWQ and Marlin packing."""
-    stored = json.loads((folder / "packed_e106.json").read_bytes())
+    stored = _digests(folder / "packed_e106.json")
     for gemm in ("w13", "w2"):
         q, z, s = inputs.layer_expert(gemm, 106)
         ours = {
@@ -141,14 +183,14 @@ def packing(folder: Path) -> Iterator[Comparison]:
             "marlin_zeros": awq.marlin_pack_zeros(z),
         }
         for name, x in ours.items():
-            want = stored[f"{gemm}.e106.{name}"]
-            same = (list(x.shape), x.dtype.name, sha256_array(x)) == (want["shape"], want["dtype"], want["sha256"])
+            found = {"shape": list(x.shape), "dtype": x.dtype.name, "sha256": sha256_array(x)}
+            same = found == stored[f"{gemm}.e106.{name}"]
             yield Comparison(f"packing {gemm} {name}", 1, int(not same))
 
 
 def native_plan(folder: Path) -> Iterator[Comparison]:
     """The recorded native plan is legal, and its fingerprint is not the stable one."""
-    stored = np.load(folder / "h200_native_plan.npz", allow_pickle=False)
+    stored = _arrays(folder / "h200_native_plan.npz")
     ids, _ = inputs.layer_routing()
     sorted_ids, experts = stored["sorted_token_ids"], stored["expert_ids"]
     plan = AlignedPlan(sorted_ids, experts, sorted_ids.size, inputs.BLOCK, ids.size)
@@ -161,7 +203,7 @@ CHECKS = (tensor_core, gemms, activations, sums, layer, packing, native_plan)
 
 
 def compare(folder: Path) -> list[Comparison]:
-    """Every comparison. Raises InputError if a recorded file is missing."""
+    """Every comparison. Raises InputError if a recorded file is missing or damaged."""
     try:
         return [c for check in CHECKS for c in check(folder)]
     except FileNotFoundError as e:

@@ -13,10 +13,11 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_bytes
@@ -25,7 +26,7 @@ from routeblock.moe.partition import Partition
 from routeblock.moe.routing import AlignedPlan, changed_memberships
 from routeblock.route_block.cells import CELLS, HISTORIES, SURFACES, Cell, Pairs, injected_plan
 from routeblock.route_block.exchange import exchange_for
-from routeblock.route_block.fixture import LayerFixture, pairs_of
+from routeblock.route_block.fixture import Exchange, LayerFixture, Size, first_fault, pairs_of
 from routeblock.route_block.operating_point import CUDA, GEMMS, cut, full_k_grid, lane_facts, operating_point
 
 FORMAT = "routeblock.prediction.v1"
@@ -204,25 +205,72 @@ def superseded(prediction: Mapping[str, Any]) -> dict[str, Any]:
     return {**prediction, "full_k_grid": TRANSPOSED_GRID}
 
 
+class _Read(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Launches(_Read):
+    w13: Annotated[list[Size], Field(min_length=3, max_length=3)]
+    w2: Annotated[list[Size], Field(min_length=3, max_length=3)]
+
+
+class _Arm(_Read):
+    cell: str
+    history: str
+    fingerprint: str
+
+
+class _Control(_Read):
+    name: str
+
+
+class _Prediction(_Read):
+    """The fields of prediction.json that a run reads; the scorer has a model of its own."""
+
+    fixture: str
+    lane: str
+    point: str
+    plan_source: str
+    architecture: str
+    launches: _Launches
+    full_k_grid: Size
+    plans: dict[str, str]
+    exchange: Exchange
+    arms: list[_Arm]
+    controls: list[_Control]
+
+
 def load_prediction(path: Path) -> tuple[dict[str, Any], str]:
-    """A prediction and the SHA-256 of its bytes. Raises InputError if it is missing or not canonical."""
+    """A prediction and the SHA-256 of its bytes. Raises InputError if it is missing, not canonical, or lacks a field
+    that a run reads.
+    """
     try:
         data = path.read_bytes()
         document = json.loads(data)
-    except (OSError, ValueError) as e:
+        canonical = canonical_json(document) == data
+    except (OSError, ValueError, RecursionError) as e:
         raise InputError(
             f"not a readable prediction: {e}",
             where=str(path),
             limit="canonical JSON of a prediction is needed",
             way_out="make it with routeblock predict",
         ) from e
-    if not isinstance(document, dict) or document.get("format") != FORMAT or canonical_json(document) != data:
+    if not isinstance(document, dict) or document.get("format") != FORMAT or not canonical:
         raise InputError(
             "not a prediction of this version",
             where=str(path),
             limit=f"format {FORMAT} in canonical JSON",
             way_out="make it with routeblock predict",
         )
+    try:
+        _Prediction.model_validate(document)
+    except ValidationError as e:
+        raise InputError(
+            first_fault(e),
+            where=str(path),
+            limit="every field of a prediction, well typed",
+            way_out="make it with routeblock predict",
+        ) from e
     return document, sha256_bytes(data)
 
 

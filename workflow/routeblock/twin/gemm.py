@@ -356,10 +356,11 @@ def moe_gemm(
     a [rows, K] float16 or bfloat16, route r reads row r // top_k; q uint8 [E, K, N] nibbles; zeros uint8
     [E, K/group_size, N], or None for the fixed zero point 8 (uint4b8); scales [E, K/group_size, N] of a's dtype
     (group_size -1: one scale per column, [E, 1, N]). topk_weights float32 [M, top_k] of the layer, one per route,
-    rounded to the dtype before they multiply. fp32_reduce False rounds to the dtype between slices. full_k is the
-    batch-invariant mode of newer builds. `progress` is called with the share done of a long call.
+    rounded to the dtype before they multiply, and finite there. fp32_reduce False rounds to the dtype between slices.
+    full_k is the batch-invariant mode of newer builds. `progress` is called with the share done of a long call.
     Returns [plan.num_routes, N] of a's dtype; rows of routes that take no slot are zero (the GPU does not write them).
-    Raises InputError for wrong dtypes, shapes, thread sizes or experts, and for values that are not finite.
+    A finite sum beyond the dtype is an infinity, as on the GPU.
+    Raises InputError for wrong dtypes, shapes, thread sizes or experts, for values that are not finite, and for a NaN.
     """
     core = architecture_of(architecture)
     operand = operand_type_of(a.dtype, "moe_gemm input")
@@ -394,8 +395,13 @@ def moe_gemm(
                 f"float32, {plan.num_routes} of them",
                 "pass the router's weights",
             )
-        if not np.isfinite(topk_weights).all():
-            raise _refuse("a top-k weight is not finite", "finite weights", "check the router")
+        with np.errstate(over="ignore"):
+            rounded_weights = topk_weights.reshape(-1).astype(operand.dtype)
+        if not np.isfinite(rounded_weights).all():
+            worst = topk_weights.reshape(-1)[~np.isfinite(rounded_weights)][0]
+            raise _refuse(
+                f"top-k weight {worst:.6g} is not finite in {operand.name}", "finite weights", "check the router"
+            )
     cut: Partition = partition(plan.num_blocks, n, k, thread_n, thread_k, grid, group_size, full_k)
     weight_high = weights.span.high + 4  # |q - z| is below 16
     vector = (
@@ -424,7 +430,8 @@ def moe_gemm(
         if progress:
             progress((piece + 1) / pieces)
     if not np.isfinite(out).all():
-        raise _refuse("a sum beyond float32", "finite sums: others are not recorded", "check inputs and scales")
+        limit = "float32" if fp32_reduce else operand.name
+        raise _refuse(f"a sum beyond {limit}", "finite sums: others are not recorded", "check inputs and scales")
     with np.errstate(over="ignore"):  # the kernel's conversion gives infinity too
         result = out.astype(operand.dtype)
     used = plan.sorted_token_ids[: plan.num_tokens_post_padded]
@@ -436,5 +443,12 @@ def moe_gemm(
             result[routes] = result[routes] * weights.column_scales[owner]
     if topk_weights is not None:
         with np.errstate(over="ignore", invalid="ignore"):
-            result[routes] = result[routes] * topk_weights.reshape(-1)[routes, None].astype(operand.dtype)
+            result[routes] = result[routes] * rounded_weights[routes, None]
+    if np.isnan(result).any():
+        route, column = (int(i) for i in np.argwhere(np.isnan(result))[0])
+        raise _refuse(
+            f"an infinity times 0 at route {route}, column {column}",
+            "no NaN: its bits are not recorded",
+            "check inputs, scales and top-k weights",
+        )
     return result

@@ -69,7 +69,7 @@ def combine(rows: NDArray[Any], form: Literal["fp32", "each"] = "fp32") -> NDArr
 
     "fp32" is torch.sum, the fused path's default: four float32 accumulators, route i to accumulator i mod 4, then
     ((a0 + a1) + a2) + a3 and one rounding. "each" is vLLM's moe_sum at k = 4: it rounds to the dtype after every
-    addition.
+    addition. Raises InputError for a sum that is NaN: its bits are not recorded.
     """
     operand = operand_type_of(rows.dtype, "combine")
     if rows.ndim != 3 or form not in ("fp32", "each"):
@@ -85,11 +85,36 @@ def combine(rows: NDArray[Any], form: Literal["fp32", "each"] = "fp32") -> NDArr
             total = np.zeros((tokens, n), operand.dtype)
             for i in range(top_k):
                 total = (total.astype(np.float32) + rows[:, i].astype(np.float32)).astype(operand.dtype)
-            return total
+            return _no_nan(total)
         parts = np.zeros((4, tokens, n), np.float32)
         for i in range(top_k):
             parts[i % 4] += rows[:, i].astype(np.float32)
-        return np.asarray((((parts[0] + parts[1]) + parts[2]) + parts[3]).astype(operand.dtype))
+        return _no_nan(np.asarray((((parts[0] + parts[1]) + parts[2]) + parts[3]).astype(operand.dtype)))
+
+
+def _no_nan(total: NDArray[Any]) -> NDArray[Any]:
+    if np.isnan(total).any():
+        token, column = (int(i) for i in np.argwhere(np.isnan(total))[0])
+        raise InputError(
+            f"the sum of token {token} at column {column} is NaN",
+            where="combine",
+            limit="rows without NaN and without infinities of both signs: what a GPU makes of them is not recorded",
+            way_out="find where they arose",
+        )
+    return total
+
+
+def _check_activation(w13: NDArray[Any], activation: NDArray[Any]) -> None:
+    """W2 takes finite values only: name the surface on which others arose."""
+    for name, x in (("w13", w13), ("activation", activation)):
+        if not np.isfinite(x).all():
+            row, column = (int(i) for i in np.argwhere(~np.isfinite(x))[0])
+            raise InputError(
+                f"{name} is {x[row, column]} at route {row}, column {column}",
+                where="moe_layer",
+                limit=f"W2 needs finite inputs, and {x.dtype} did not hold this one",
+                way_out="check hidden states and scales",
+            )
 
 
 def moe_layer(
@@ -132,6 +157,7 @@ def moe_layer(
         thread_n=w13_launch[1], grid=w13_launch[2], group_size=group_size, progress=steps(0),
     )  # fmt: skip
     surfaces["activation"] = silu_and_mul(surfaces["w13"])
+    _check_activation(surfaces["w13"], surfaces["activation"])
     surfaces["w2"] = moe_gemm(
         surfaces["activation"], w2[0], w2[1], w2[2], plan, top_k=1, architecture=architecture, thread_k=w2_launch[0],
         thread_n=w2_launch[1], grid=w2_launch[2], group_size=group_size, topk_weights=topk_weights, progress=steps(1),

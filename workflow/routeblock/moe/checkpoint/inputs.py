@@ -42,6 +42,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
+def finite_in(x: NDArray[Any], dtype: str) -> bool:
+    """Whether every value is finite once it is rounded to float16 or bfloat16."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(x.astype(numpy_dtype(dtype))).all())
+
+
 def captured_inputs(path: Path, checkpoint: Checkpoint, layer: ExpertLayer) -> Inputs:
     """Inputs from a safetensors file: `hidden` [M, hidden], the input of the MoE block (after the layer's norm).
 
@@ -75,14 +81,15 @@ def captured_inputs(path: Path, checkpoint: Checkpoint, layer: ExpertLayer) -> I
     ids, weights = tensors["topk_ids"], tensors["topk_weights"]
     if ids.shape != weights.shape or ids.ndim != 2 or ids.shape[0] != hidden.shape[0]:
         raise refuse(f"topk_ids {list(ids.shape)}, topk_weights {list(weights.shape)}", "one row a token in each")
+    if ids.shape[1] != model.top_k:
+        raise refuse(f"{ids.shape[1]} experts a token", f"the checkpoint's config.json says {model.top_k}")
     checked = check_topk_ids(ids, model.num_experts, outside_allowed=False)
     if any(len(set(row)) < len(row) for row in checked.tolist()):
         raise refuse("a token names one expert twice", "top-k experts of a token are distinct")
-    if (
-        weights.dtype.name not in ("float32", "float16", "bfloat16")
-        or not np.isfinite(weights.astype(np.float32)).all()
-    ):
-        raise refuse(f"topk_weights is {weights.dtype} or not finite", "finite float32, float16 or bfloat16")
+    if weights.dtype.name not in ("float32", "float16", "bfloat16"):
+        raise refuse(f"topk_weights is {weights.dtype}", "float32, float16 or bfloat16")
+    if not finite_in(weights.astype(np.float32), layer.dtype):
+        raise refuse("topk_weights holds an infinity or NaN", f"finite values in {layer.dtype} are needed")
     return Inputs(hidden, checked.astype(np.int32), weights.astype(np.float32), source)
 
 
@@ -103,7 +110,9 @@ def stand_in_inputs(
         )
     ids = _tokenise(checkpoint, prompt) if prompt is not None else list(token_ids or ())
     embedded = _embed(checkpoint, layer, ids)
-    hidden = _norm(embedded, layer, checkpoint.model.norm_eps)
+    with np.errstate(all="ignore"):
+        hidden = _norm(embedded, layer, checkpoint.model.norm_eps)
+    _must_be_finite(hidden, "hidden states after the layer's norm", checkpoint)
     topk_ids, topk_weights = route(checkpoint, layer, hidden)
     source = {
         "kind": STAND_IN,
@@ -167,7 +176,19 @@ def _embed(checkpoint: Checkpoint, layer: ExpertLayer, ids: list[int]) -> NDArra
             limit=f"at least one token, ids from 0 to {ref.shape[0] - 1}",
             way_out="correct the token ids" if outside else "give a longer prompt",
         )
-    return np.asarray(catalogue.read(name)[ids]).astype(np.float32)
+    rows = np.asarray(catalogue.read(name)[ids]).astype(np.float32)
+    _must_be_finite(rows, f"embeddings of these tokens ({name})", checkpoint)
+    return rows
+
+
+def _must_be_finite(x: NDArray[Any], what: str, checkpoint: Checkpoint) -> None:
+    if not np.isfinite(x).all():
+        raise InputError(
+            f"{what}: an infinity or NaN",
+            where=str(checkpoint.folder.root),
+            limit="finite values are needed",
+            way_out="repair the checkpoint, or give other inputs",
+        )
 
 
 def _norm(x: NDArray[Any], layer: ExpertLayer, eps: float) -> NDArray[Any]:
@@ -189,7 +210,7 @@ def route(
     """topk_ids int32 and topk_weights float32 [M, k] of the layer's real router: softmax over all experts, then top-k.
 
     Logits are summed in float64 in ascending order and rounded to the layer's dtype; equal probabilities go to the
-    lower expert id. Raises InputError for a family whose router is another.
+    lower expert id. Raises InputError for a family whose router is another, and for logits beyond the dtype.
     """
     model = layer.model
     if model.renormalise is None:
@@ -200,11 +221,14 @@ def route(
             way_out="give captured inputs with topk_ids and topk_weights",
         )
     gate = layer.other(f"{model.family.block}.gate.weight", (model.num_experts, model.hidden)).astype(np.float64)
+    _must_be_finite(gate, "weights of the router", checkpoint)
     wide = hidden.astype(np.float64)
     logits = np.zeros((hidden.shape[0], model.num_experts))
     for i in range(model.hidden):  # one product and one addition at a time: the same bits on every machine
         logits += wide[:, i, None] * gate[None, :, i]
-    rounded = logits.astype(np.float32).astype(hidden.dtype).astype(np.float64)
+    with np.errstate(over="ignore"):
+        rounded = logits.astype(np.float32).astype(hidden.dtype).astype(np.float64)
+    _must_be_finite(rounded, f"logits of the router in {hidden.dtype.name}", checkpoint)
     powers = np.exp(rounded - rounded.max(axis=1, keepdims=True))
     totals = np.array([math.fsum(row) for row in powers.tolist()])
     probabilities = (powers / totals[:, None]).astype(np.float32)
