@@ -515,7 +515,7 @@ def verify(
 
 def _print_findings(found: Sequence[object], verbose: bool) -> None:
     first, *others = found
-    more = f" (and {len(others)} more; -v lists them)" if others and not verbose else ""
+    more = f" (and {len(others)} more; routeblock verify -v lists them)" if others and not verbose else ""
     print(f"{first}{more}")
     for finding in others if verbose else ():
         print(finding)

@@ -141,7 +141,7 @@ def _series(axes: Axes, rows: Sequence[Row], arm: str, clock: str) -> None:
     if clock != "stream":
         middle = 2 * len(found) // 3
         is_low = arm == "sort" and found[0]["campaign"] == "layer"  # below it the panel ends
-        beside: dict[str, Any] = {"xytext": (0, 9 if is_low else -14), "textcoords": "offset points", "ha": "center"}
+        beside: dict[str, Any] = {"xytext": (0, 20 if is_low else -19), "textcoords": "offset points", "ha": "center"}
         axes.annotate(_NAMES[arm], (x[middle], ratio[middle]), color=color, size=SMALL, **beside)
     for verdict in dict.fromkeys(r[f"{prefix}verdict"] for r in found):
         mine = [r for r in found if r[f"{prefix}verdict"] == verdict]

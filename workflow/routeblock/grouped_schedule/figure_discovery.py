@@ -141,17 +141,17 @@ def _label(axes: Axes, places: tuple[Mapping[Line, float], Sequence[tuple[float,
         heading = axes.annotate(
             text, (0, at), xycoords=("figure fraction", "data"), xytext=(3, 0), textcoords="offset points", va="center"
         )
-        heading.set(size=SMALL, weight="bold")
+        heading.set(size=SMALL, weight="bold", bbox={"fc": PAPER, "ec": "none", "pad": 0.6})
 
 
 def _keys() -> list[Line2D]:
     return [
-        entry("grouping paid for", marker="o"),
-        entry("compute only", marker="o", mfc=PAPER),
+        entry("grouping paid for, undecided", marker="o"),
+        entry("compute only, undecided", marker="o", mfc=PAPER),
         entry("faster", marker="<", color=INK),
         entry("slower", marker=">", color=INK),
         entry("A/A floor", color=LIGHT, ls="-", lw=4),
         entry("interval", ls="-", lw=0.9),
         entry("published, V100 GPU 0", marker="x", color=MID),
-        entry("GPU 1", marker="+", color=MID),
+        entry("published, V100 GPU 1", marker="+", color=MID),
     ]

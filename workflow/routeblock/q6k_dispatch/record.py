@@ -64,7 +64,6 @@ def write(
     """
     began = time.monotonic()
     protocol = load(protocol_path)
-    out.mkdir(parents=True, exist_ok=True)
     rig, cubins = _open(out, protocol, given)
     measured = Measured()
     facts: dict[str, Any] = {}
@@ -107,6 +106,7 @@ def _open(out: Path, protocol: Protocol, given: Given) -> tuple[Any, tuple[Path,
             way_out="check nvidia-smi and CUDA_VISIBLE_DEVICES",
         )
     major, minor = torch.cuda.get_device_capability(0)
+    out.mkdir(parents=True, exist_ok=True)
     cubins = _cubins(out, f"sm_{major}{minor}", given)
     plugin = Plugin(given.plugin) if given.plugin else None
     llama = LlamaCpp(given.llama) if given.llama else None

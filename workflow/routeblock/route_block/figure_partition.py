@@ -35,7 +35,7 @@ _CLASSES = (
     (MID, "two slices", "in two"),
     (DARK, "three or more", "in three or more"),
 )
-_MARKS = ("full", "none")  # of the first and the second source of plans
+_MARKS = {"stored": "full", "captured": "none"}  # by source of plans
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ def draw(cuts: Sequence[Cut]) -> Figure:
             f"{at.spec['name']}, point {at.point}: thread_k {launch.thread_k}, thread_n {launch.thread_n}",
         )
         top += _HEAD
-        for used, fill in zip(at.used, _MARKS, strict=False):
+        for used in at.used:
+            fill = _MARKS[used.source]
             top += _TITLE
             say(figure, _LEFT, top - 0.05, f"Routes, {used.source} plans", size=8.5)
             _routes(place(figure, _LEFT, top, _WIDE, _ROUTES), used, fill, identity(at.spec["name"], at.point))
@@ -123,7 +124,8 @@ def draw(cuts: Sequence[Cut]) -> Figure:
             axes = place(figure, _LEFT, top, _WIDE, _STRIP)
             _strip(axes, identity(at.spec["name"], at.point, gemm, cell), partition)
             axes.tick_params(labelbottom=False)
-            for used, fill in zip(at.used, _MARKS, strict=False):
+            for used in at.used:
+                fill = _MARKS[used.source]
                 x = [int(used.plans[HISTORIES[0]].block_of()[r]) for r in used.pairs.across or ()]
                 axes.plot(x, [-0.5] * len(x), "v", ms=4, color=INK, fillstyle=fill, mew=0.8, clip_on=False, zorder=5)
             top += _STRIP
