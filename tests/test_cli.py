@@ -34,7 +34,14 @@ def results(tmp_path: Path) -> Path:
     for name in ("a", "b"):
         (root / f"{name}.bin").write_text(name)
     outputs = [root / "a.bin", root / "b.bin"]
-    seal(root / "x.manifest.json", rule="x", outputs=outputs, inputs=[], parameters={}, code="0" * 64)
+    seal(
+        root / "x.manifest.json",
+        rule="fixture",
+        outputs=outputs,
+        inputs=[],
+        parameters={},
+        code=workflow.code("fixture"),
+    )
     return root
 
 
@@ -66,7 +73,7 @@ def test_verify_names_the_first_and_counts_the_rest(results: Path) -> None:
     done = run("verify", results)
     assert done.returncode == 1
     assert done.stdout.startswith(f"{results}/a.bin: edited: ")
-    assert done.stdout.endswith("(and 1 more; -v lists them)\n") and done.stdout.count("\n") == 1
+    assert done.stdout.endswith("(and 1 more; routeblock verify -v lists them)\n") and done.stdout.count("\n") == 1
     assert run("verify", results, "-v").stdout.count("\n") == 2
 
 
