@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,24 @@ from routeblock import recovery
 from routeblock.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+READY = "import pathlib, sys, time; print(flush=True); "
+SLEEP = READY + "time.sleep(60)"
+
+
+def started(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Python at work: right after its start, what /proc tells of a process is not there yet."""
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, **options)
+    assert process.stdout is not None and process.stdout.readline() == b"\n"
+    process.stdout.close()
+    return process
 
 
 @pytest.fixture
 def orphan(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A job of the workflow in `tmp_path`, elsewhere at work."""
-    process = subprocess.Popen(SLEEP, cwd="/", env=os.environ | {recovery.MARK: os.path.realpath(tmp_path)})
+    process = started("-c", SLEEP, cwd="/", env=os.environ | {recovery.MARK: os.path.realpath(tmp_path)})
     yield process
     process.kill()
     process.wait()
@@ -34,7 +46,7 @@ def test_a_job_carries_the_mark_of_its_workflow(
     assert recovery.living(tmp_path / "other") == []
     monkeypatch.delenv(recovery.MARK, raising=False)
     recovery.mark(tmp_path)
-    child = subprocess.Popen(SLEEP)
+    child = started("-c", SLEEP)
     try:
         assert {job.pid for job in recovery.living(tmp_path)} == {orphan.pid, child.pid}
     finally:
@@ -50,21 +62,21 @@ def test_a_job_that_does_not_end_is_named(orphan: subprocess.Popen[bytes], tmp_p
 def test_recovery_waits_for_a_job_then_clears_what_is_half_written(tmp_path: Path) -> None:
     environment = os.environ | {recovery.MARK: os.path.realpath(tmp_path)}
     half = tmp_path / "results" / "run" / ".rep1.0.routeblock-tmp"
-    late = "import sys, time, pathlib; time.sleep(1); (pathlib.Path(sys.argv[1]) / 'late').write_text('x')"
+    late = READY + "time.sleep(1); (pathlib.Path(sys.argv[1]) / 'late').write_text('x')"
     half.mkdir(parents=True)
     (half.parent / "record.json").write_text("whole")
-    with subprocess.Popen([sys.executable, "-c", late, str(half)], env=environment):
-        started = time.monotonic()
+    with started("-c", late, str(half), env=environment):
+        began = time.monotonic()
         said = recovery.recover(tmp_path, tmp_path / "results", 60)
-    assert time.monotonic() - started > 0.5
+    assert time.monotonic() - began > 0.5
     assert len(said) == 2 and said[0].startswith("waited for 1 ") and said[1].startswith("removed 1 ")
     assert [p.name for p in half.parent.iterdir()] == ["record.json"]
     assert recovery.recover(tmp_path, tmp_path / "results", 60) == []
 
 
 def test_a_scheduler_at_work_is_not_disturbed(tmp_path: Path) -> None:
-    (tmp_path / "snakemake").write_text("import time; time.sleep(60)")
-    with subprocess.Popen([sys.executable, "snakemake"], cwd=tmp_path) as process:
+    (tmp_path / "snakemake").write_text(SLEEP)
+    with started("snakemake", cwd=tmp_path) as process:
         try:
             with pytest.raises(InputError, match=f"runs already, process {process.pid}"):
                 recovery.recover(tmp_path, tmp_path, 60)
