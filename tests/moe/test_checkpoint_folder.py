@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -172,7 +173,9 @@ def test_kill_while_hashing_leaves_no_manifest(tmp_path: Path, number: int) -> N
         f.truncate(64 << 30)  # a hole: takes no disk, and longer to hash than this test waits
     out = tmp_path / "out"
     command = [sys.executable, "-m", "routeblock", "manifest", str(root), "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    # A shell's background job ignores SIGINT, and hands that down to every process below it.
+    unignored = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=unignored)
     large = (root / "large.bin").stat()
     try:
         deadline = time.monotonic() + 60
