@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from threading import Timer
 
 from study import STUDY, TABLES, Finished, Workflow, digests, prepare, python_of
 
@@ -17,7 +18,15 @@ def test_a_study_killed_at_every_stage_ends_with_the_bits_of_an_undisturbed_one(
 ) -> None:
     checkout = prepare(tmp_path / "checkout")
 
-    def recover(*said: str) -> None:
+    def held(workflow: Workflow, command: str) -> int:
+        """The process of a job, stopped in the middle of its work for as long as it takes to look."""
+        process = workflow.until(python_of(command)).pid
+        os.kill(process, signal.SIGSTOP)
+        return process
+
+    def recover(*said: str, let_go: int | None = None) -> None:
+        if let_go:
+            Timer(3, os.kill, (let_go, signal.SIGCONT)).start()
         done = checkout.command("routeblock", "recover", "results")
         assert done.returncode == 0, done.stderr
         assert living(checkout.root) == []
@@ -26,17 +35,17 @@ def test_a_study_killed_at_every_stage_ends_with_the_bits_of_an_undisturbed_one(
 
     # The scheduler alone, while the fixture is made: its job goes on, and is waited for.
     workflow = Workflow.start(checkout, *TABLES)
-    workflow.until(python_of("checkpoint-fixture"))
+    job = held(workflow, "checkpoint-fixture")
     workflow.kill()
     assert [p.is_scheduler for p in living(checkout.root)] and not any(p.is_scheduler for p in living(checkout.root))
-    recover("waited for", "unlocked")
+    recover("waited for", "unlocked", let_go=job)
 
     # A second workflow while one is at work is refused; then a run's process alone is killed: the workflow fails.
     workflow = Workflow.start(checkout, *TABLES)
-    run = workflow.until(python_of("run"))
+    run = held(workflow, "run")
     done = checkout.command("routeblock", "recover", "results")
     assert done.returncode == 2 and f"runs already, process {workflow.process.pid}" in done.stderr
-    os.kill(run.pid, signal.SIGKILL)
+    os.kill(run, signal.SIGKILL)
     assert workflow.wait() == 1
     recover()
 
@@ -50,9 +59,9 @@ def test_a_study_killed_at_every_stage_ends_with_the_bits_of_an_undisturbed_one(
     # The scheduler while it scores, and again while a table is made.
     for command in ("score", "table"):
         workflow = Workflow.start(checkout, *TABLES)
-        workflow.until(python_of(command))
+        job = held(workflow, command)
         workflow.kill()
-        recover("waited for", "unlocked")
+        recover("waited for", "unlocked", let_go=job)
 
     workflow = Workflow.start(checkout, *TABLES)
     assert workflow.wait() == 0, workflow.log.read_text()
