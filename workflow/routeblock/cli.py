@@ -27,6 +27,7 @@ from routeblock.errors import InputError
 class _Commands(TyperGroup):
     """The commands. Typer takes the end of a file for the end of the user's answers: it never sees one from here."""
 
+    # Typer names this context by its base class, which it does not export.
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)

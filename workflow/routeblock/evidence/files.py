@@ -145,6 +145,7 @@ def _move_in(new: Path, path: Path) -> None:
 
 def _named(path: Path) -> Path:
     """`path` by a name of its own, where it is `.` or ends in `..`. Raises `InputError` for the root of a disk."""
+    # Path.absolute() would keep the two dots.
     named = Path(os.path.abspath(path)) if path.name in ("", "..") else path  # noqa: PTH100
     if not named.name:
         raise InputError(

@@ -48,16 +48,16 @@ def hash_files(folder: Folder, workers: int | None = None) -> list[Entry]:
     """
     count = workers or min(4, os.cpu_count() or 1)
     sizes = {name: path.stat().st_size for name, path in folder.files.items()}
-    todo: SimpleQueue[str] = SimpleQueue()
+    waiting: SimpleQueue[str] = SimpleQueue()
     for name in sorted(sizes, key=lambda name: -sizes[name]):
-        todo.put(name)  # the largest first: a shard that starts last would run alone at the end
+        waiting.put(name)  # the largest first: a shard that starts last would run alone at the end
     done: SimpleQueue[Entry | BaseException] = SimpleQueue()
     stop, found = threading.Event(), []
 
     def work() -> None:
         with suppress(Empty):
             while not stop.is_set():
-                name = todo.get_nowait()
+                name = waiting.get_nowait()
                 try:
                     done.put(_hash(folder, name, advance, stop))
                 except BaseException as e:
