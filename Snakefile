@@ -1,6 +1,6 @@
 from snakemake.utils import min_version
 
-from routeblock.workflow import readable
+from routeblock.rule_code import readable
 
 min_version("9.0")
 

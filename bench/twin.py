@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from routeblock.moe.routing import AlignedPlan, align
-from routeblock.route_block import published_geometry as geometry
-from routeblock.route_block.fixture import load_fixture
-from routeblock.route_block.lane_twin import unpack
+from routeblock.route_block.fixtures import published_geometry as geometry
+from routeblock.route_block.fixtures.fixture import load_fixture
+from routeblock.route_block.runs.twin import unpack
 from routeblock.twin.gemm import moe_gemm
 
 ROUNDS = 12

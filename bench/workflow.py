@@ -28,7 +28,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from routeblock.route_block.cells import schedule
+from routeblock.route_block.facts import schedule
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from routeblock import cli, workflow
+from routeblock import cli
+from routeblock import rule_code as workflow
 from routeblock.evidence.chain import seal
 
 ROOT = Path(__file__).resolve().parent.parent

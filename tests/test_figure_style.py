@@ -11,7 +11,8 @@ import matplotlib as mpl
 import pytest
 from matplotlib.figure import Figure
 
-from routeblock import figure_style, tables, workflow
+from routeblock import figure_style, tables
+from routeblock import rule_code as workflow
 from routeblock.alignment_cost import wiring as alignment
 from routeblock.alignment_cost.figures import FIGURES as ALIGNMENT
 from routeblock.cli import main
@@ -21,7 +22,7 @@ from routeblock.figure_style import DARK, FAINT, GREY, INK, LIGHT, MID, PAPER, R
 from routeblock.grouped_schedule import wiring as grouped
 from routeblock.grouped_schedule.figures import FIGURES as GROUPED
 from routeblock.q6k_dispatch import wiring as fast_paths
-from routeblock.route_block.figures import FIGURES
+from routeblock.route_block.figures.draw import FIGURES
 from routeblock.tables import Column
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ import pytest
 from routeblock.moe.launches import selected_launch
 from routeblock.moe.partition import partition
 from routeblock.moe.routing import AlignedPlan, align, block_size_for
-from routeblock.route_block.predict import changed_routes, signatures
+from routeblock.route_block.prediction.predict import changed_routes, signatures
 from routeblock.twin.gemm import moe_gemm
 from routeblock.twin.layer import combine
 

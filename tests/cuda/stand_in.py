@@ -17,11 +17,12 @@ import torch
 from twin_operators import TwinOperators
 
 from routeblock.cli import main
-from routeblock.cuda import vllm_ops
+from routeblock.cuda import operators as vllm_ops
 from routeblock.cuda.device import Device
 from routeblock.cuda.grid_probe import KernelLaunch
 from routeblock.moe.routing import align
-from routeblock.route_block import lane_cuda, operating_point
+from routeblock.route_block import operating_point
+from routeblock.route_block.runs import cuda as lane_cuda
 
 SMS = 132
 

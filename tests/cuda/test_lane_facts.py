@@ -30,5 +30,5 @@ def test_the_cuda_lane_stands_for_the_gpu_of_this_process(
 
 def test_the_lane_imports_without_torch_numba_and_pandas() -> None:
     code = "import sys; sys.modules.update(dict.fromkeys(('torch', 'numba', 'pandas', 'scipy')))\n"
-    code += "import routeblock.route_block.lane_cuda, routeblock.route_block.lanes, routeblock.route_block.run"
+    code += "from routeblock.route_block.runs import cuda, lanes, run"
     subprocess.run([sys.executable, "-c", code], check=True)

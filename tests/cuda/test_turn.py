@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from routeblock.cuda import turn
-from routeblock.cuda.turn import VISIBLE, Turn, lock_file
+from routeblock.cuda import gpu_lock as turn
+from routeblock.cuda.gpu_lock import VISIBLE, Turn, lock_file
 from routeblock.errors import InputError
 
 HOLDER = (
-    "import sys, time; from routeblock.cuda.turn import Turn; Turn().take(); print('held', flush=True); time.sleep(60)"
+    "import sys, time; from routeblock.cuda.gpu_lock import Turn; "
+    "Turn().take(); print('held', flush=True); time.sleep(60)"
 )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from vllm_schemas import ALIGN, ALIGN_WITHOUT_MAP, GEMM_024, GEMM_033, GEMM_OLD
 
-from routeblock.cuda import vllm_ops
-from routeblock.cuda.vllm_ops import (
+from routeblock.cuda import operators as vllm_ops
+from routeblock.cuda.operators import (
     UINT4,
     UINT4B8,
     Argument,

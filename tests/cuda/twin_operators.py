@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from vllm_schemas import ALIGN, GEMM_024, SILU
 
-from routeblock.cuda import vllm_ops
+from routeblock.cuda import operators as vllm_ops
 from routeblock.cuda.grid_probe import KernelLaunch
 from routeblock.moe.awq import marlin_unpack_weights, marlin_unpack_zeros, marlin_unpermute_scales
 from routeblock.moe.routing import AlignedPlan, align

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from routeblock.cuda import vllm_ops
+from routeblock.cuda import operators as vllm_ops
 from routeblock.cuda.device import open_device, split_grid
 from routeblock.cuda.grid_probe import GridProbe, build
 from routeblock.errors import InputError
@@ -32,10 +32,10 @@ from routeblock.evidence.digest import canonical_json, sha256_array
 from routeblock.moe.awq import pack_awq
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import align
-from routeblock.route_block import golden_inputs as inputs
-from routeblock.route_block.fixture import PackedExpert
-from routeblock.route_block.lane import Request
-from routeblock.route_block.lane_cuda import PROBE, CudaLane, open_cuda_lane
+from routeblock.route_block.fixtures.fixture import PackedExpert
+from routeblock.route_block.runs.cuda import PROBE, CudaLane, open_cuda_lane
+from routeblock.route_block.runs.lane import Request
+from routeblock.twin import self_test_inputs as inputs
 
 SURFACES = {"w13": "w13", "activation": "act", "w2": "w2", "final": "fin"}
 LAUNCHES = {"g246": Launch(64, 128, 246), "g200": Launch(64, 128, 200), "auto": Launch(128, 64, 528)}

@@ -12,8 +12,8 @@ from routeblock.errors import InputError
 from routeblock.moe.launches import GPUS, SELECTED, Launch, Status, selected_launch
 from routeblock.moe.partition import partition
 from routeblock.moe.routing import align
-from routeblock.route_block.cuda_walk import routes_computed_differently, slices_by_tile
-from routeblock.route_block.predict import changed_routes, signatures
+from routeblock.route_block.prediction.predict import changed_routes, signatures
+from routeblock.route_block.scorer.block_walk import routes_computed_differently, slices_by_tile
 
 
 def test_published_w13_on_246() -> None:

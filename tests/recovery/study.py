@@ -17,8 +17,8 @@ from pathlib import Path
 from checkout import ROOT, Checkout
 from done import set_knobs
 
+from routeblock.checkpoint.generator import Spec, generate
 from routeblock.evidence.manifest import SUFFIX, Manifest
-from routeblock.moe.checkpoint.generator import Spec, generate
 from routeblock.recovery import Living, living
 
 TRACER = Path(__file__).with_name("tracer")

@@ -15,7 +15,7 @@ from study import EVIDENCE, MORE, STUDY, Finished, Workflow, digests
 
 from routeblock.evidence.chain import Kind, Repaired, repair, verify
 from routeblock.evidence.manifest import SUFFIX, Manifest
-from routeblock.workflow import GIVEN, RESTORED, codes
+from routeblock.rule_code import GIVEN, RESTORED, codes
 
 RUN = f"{STUDY}/native/H0/rep1"
 

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from study import EVIDENCE, MORE, Finished
 
-from routeblock import workflow
+from routeblock import rule_code as workflow
 from routeblock.evidence.digest import import_closure
 from routeblock.evidence.manifest import SUFFIX, Manifest, absolute
-from routeblock.workflow import RESTORED
+from routeblock.rule_code import RESTORED
 
 # The command line: it hands values on, and a rule's shell text is tracked by itself.
 _PARTS = ("shared", "alignment", "dispatch", "figures", "grouped")
 DISPATCH = ("routeblock.__main__", "routeblock.cli", *(f"routeblock.cli_{part}" for part in _PARTS))
 # What only tells the digest, names figures, shows progress, opens a lane by name or takes a turn on a GPU.
-APART = {"routeblock.workflow", "routeblock.progress", "routeblock.route_block.lanes", "routeblock.cuda.turn"}
+APART = {"routeblock.rule_code", "routeblock.progress", "routeblock.route_block.runs.lanes", "routeblock.cuda.gpu_lock"}
 for study in ("alignment_cost", "grouped_schedule"):
     APART |= {f"routeblock.{study}", f"routeblock.{study}.wiring"}
 

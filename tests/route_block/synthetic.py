@@ -23,16 +23,17 @@ from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align, exchange
-from routeblock.route_block import operating_point, predict
-from routeblock.route_block.audit import STATUS
-from routeblock.route_block.cells import schedule
-from routeblock.route_block.fixture import LayerFixture, load_fixture, write_fixture
-from routeblock.route_block.given import read_given
-from routeblock.route_block.lane import Outcome, Request
-from routeblock.route_block.mutate import _seal_anew
+from routeblock.route_block import operating_point
+from routeblock.route_block.facts import schedule
+from routeblock.route_block.fixtures.fixture import LayerFixture, load_fixture, write_fixture
 from routeblock.route_block.operating_point import GEMMS, LaneFacts, cut
-from routeblock.route_block.run import run
-from routeblock.route_block.score import Score, judge
+from routeblock.route_block.prediction import predict
+from routeblock.route_block.runs.lane import Outcome, Request
+from routeblock.route_block.runs.run import run
+from routeblock.route_block.scorer.audit import STATUS
+from routeblock.route_block.scorer.inputs import read_given
+from routeblock.route_block.scorer.mutations import _seal_anew
+from routeblock.route_block.scorer.score import Score, judge
 from routeblock.twin.layer import combine, silu_and_mul
 
 CODE = "c" * 64

@@ -15,9 +15,9 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_array
 from routeblock.evidence.record import RECORD, TENSORS
 from routeblock.evidence.tensors import load_tensors
-from routeblock.route_block import agree
-from routeblock.route_block.cells import SURFACES
-from routeblock.route_block.lane import Request
+from routeblock.route_block.facts import SURFACES
+from routeblock.route_block.gpu import agreement as agree
+from routeblock.route_block.runs.lane import Request
 
 RUN = "replay/H1/rep2"
 

@@ -11,14 +11,15 @@ from synthetic import CODE, LAUNCH, SignatureLane, make_fixture
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.tensors import save_tensors
-from routeblock.route_block import operating_point, predict
-from routeblock.route_block.cells import CELLS, HISTORIES, cells_of
-from routeblock.route_block.fixture import plan_tensors
-from routeblock.route_block.given import read_given
+from routeblock.route_block import operating_point
+from routeblock.route_block.facts import CELLS, HISTORIES, cells_of
+from routeblock.route_block.fixtures.fixture import plan_tensors
 from routeblock.route_block.operating_point import LaneFacts
-from routeblock.route_block.relations import Status
-from routeblock.route_block.run import run
-from routeblock.route_block.score import judge
+from routeblock.route_block.prediction import predict
+from routeblock.route_block.runs.run import run
+from routeblock.route_block.scorer.inputs import read_given
+from routeblock.route_block.scorer.relations import Status
+from routeblock.route_block.scorer.score import judge
 
 
 def test_captures_with_one_plan_give_a_sound_study_without_the_exchange_across(

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from routeblock.checkpoint.folder import open_folder
+from routeblock.checkpoint.generator import Spec, drawn_weights, generate
+from routeblock.checkpoint.inputs import captured_inputs, stand_in_inputs
+from routeblock.checkpoint.layer import open_checkpoint, read_layer
+from routeblock.checkpoint.manifest import write_manifest
 from routeblock.cli import main
 from routeblock.errors import InputError
 from routeblock.evidence.chain import verify
-from routeblock.moe.checkpoint.folder import open_folder
-from routeblock.moe.checkpoint.generator import Spec, drawn_weights, generate
-from routeblock.moe.checkpoint.inputs import captured_inputs, stand_in_inputs
-from routeblock.moe.checkpoint.layer import open_checkpoint, read_layer
-from routeblock.moe.checkpoint.manifest import write_manifest
-from routeblock.route_block.cells import injected_plan
-from routeblock.route_block.checkpoint_fixture import Request, seal_fixture, write_checkpoint_fixture
-from routeblock.route_block.fixture import LAYER, LayerFixture, load_fixture, tensor_name
-from routeblock.route_block.lane_twin import unpack
+from routeblock.route_block.facts import injected_plan
+from routeblock.route_block.fixtures.fixture import LAYER, LayerFixture, load_fixture, tensor_name
+from routeblock.route_block.fixtures.from_checkpoint import Request, seal_fixture, write_checkpoint_fixture
+from routeblock.route_block.runs.twin import unpack
 from routeblock.twin.layer import moe_layer
 
 PROMPT = "def add(a, b):\n    return a + b\n\nprint(add(1, 2))"
@@ -66,7 +66,7 @@ def test_fixture_holds_the_checkpoint_s_bits(tmp_path: Path, layout: str) -> Non
 
 
 def surfaces(fixture: LayerFixture, cell: str, history: str) -> dict[str, bytes]:
-    from routeblock.route_block.cells import CELLS
+    from routeblock.route_block.facts import CELLS
 
     plan = injected_plan(
         CELLS[cell], history, fixture.plans, fixture.pairs, fixture.topk_ids, fixture.spec["num_experts"]

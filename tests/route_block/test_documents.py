@@ -15,12 +15,12 @@ from synthetic import CODE, SignatureLane, Study
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.tensors import load_tensors, save_tensors
-from routeblock.route_block.control import control
-from routeblock.route_block.fixture import INPUTS, SPEC, load_fixture
-from routeblock.route_block.given import read_given
-from routeblock.route_block.predict import load_prediction
-from routeblock.route_block.run import run
-from routeblock.route_block.score import judge
+from routeblock.route_block.fixtures.fixture import INPUTS, SPEC, load_fixture
+from routeblock.route_block.prediction.predict import load_prediction
+from routeblock.route_block.runs.negative_control import control
+from routeblock.route_block.runs.run import run
+from routeblock.route_block.scorer.inputs import read_given
+from routeblock.route_block.scorer.score import judge
 
 DEEP = b"[" * 100_000
 ABSENT = object()

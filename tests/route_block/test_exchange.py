@@ -10,8 +10,8 @@ import pytest
 from synthetic import make_fixture
 
 from routeblock.moe.routing import AlignedPlan, exchange
-from routeblock.route_block.exchange import BY_SEARCH, exchange_for
-from routeblock.route_block.fixture import LayerFixture
+from routeblock.route_block.fixtures.exchange import BY_SEARCH, exchange_for
+from routeblock.route_block.fixtures.fixture import LayerFixture
 
 
 @pytest.fixture(scope="module")

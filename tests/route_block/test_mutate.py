@@ -11,8 +11,8 @@ from synthetic import Study
 
 from routeblock.cli import main
 from routeblock.evidence.digest import sha256_file
-from routeblock.route_block import mutate as module
-from routeblock.route_block.mutate import MUTATE
+from routeblock.route_block.scorer import mutations as module
+from routeblock.route_block.scorer.mutations import MUTATE
 
 DECLARED = Path(__file__).resolve().parents[2] / "fixtures" / "mutations.json"
 
@@ -51,7 +51,7 @@ def test_kept_copies_are_whole_and_a_link_to_nothing(study: Study, tmp_path: Pat
 def test_a_scorer_that_accepts_a_mutation_is_found_out(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("routeblock.route_block.audit._identities", lambda runs: iter(()))
+    monkeypatch.setattr("routeblock.route_block.scorer.audit._identities", lambda runs: iter(()))
     assert _run(study, tmp_path / "m.json") == 1
     expected = "full_k/H1/rep1: mutation identity: nothing found, declared identity_differs\n"
     assert capsys.readouterr().out == expected

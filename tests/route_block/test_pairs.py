@@ -12,8 +12,8 @@ import pytest
 from routeblock.moe.launches import Launch
 from routeblock.moe.partition import partition
 from routeblock.moe.routing import AlignedPlan, align, changed_memberships, check_plan
-from routeblock.route_block import published_geometry as published
-from routeblock.route_block.pairs import classes, find_pairs, straddles
+from routeblock.route_block.fixtures import published_geometry as published
+from routeblock.route_block.fixtures.pair_search import classes, find_pairs, straddles
 
 PUBLISHED = {"w13": Launch(64, 128, 246), "w2": Launch(64, 128, 246)}
 SPEC = {"hidden": 2048, "intermediate": 768, "group_size": 128}

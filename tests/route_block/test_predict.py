@@ -15,14 +15,15 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.moe.launches import Launch
-from routeblock.route_block import cells, published_geometry
-from routeblock.route_block.control import control
-from routeblock.route_block.fixture import INPUTS, LAYER, PLANS, SPEC, LayerFixture, load_fixture, write_spec
-from routeblock.route_block.freeze import freeze
-from routeblock.route_block.lanes import open_lane
+from routeblock.route_block import facts as cells
+from routeblock.route_block.fixtures import published_geometry
+from routeblock.route_block.fixtures.fixture import INPUTS, LAYER, PLANS, SPEC, LayerFixture, load_fixture, write_spec
 from routeblock.route_block.operating_point import cut, full_k_grid, operating_point
-from routeblock.route_block.predict import load_prediction, predict
-from routeblock.route_block.run import run
+from routeblock.route_block.prediction.freeze import freeze
+from routeblock.route_block.prediction.predict import load_prediction, predict
+from routeblock.route_block.runs.lanes import open_lane
+from routeblock.route_block.runs.negative_control import control
+from routeblock.route_block.runs.run import run
 
 SEED = 20250314
 CODE = "0" * 64

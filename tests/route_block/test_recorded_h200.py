@@ -19,8 +19,8 @@ from routeblock.evidence.manifest import Manifest
 from routeblock.evidence.packed import Line, read_lines
 from routeblock.evidence.record import RECORD, TELEMETRY, TENSORS, Record
 from routeblock.evidence.tensor_store import read_store
-from routeblock.route_block.cells import CELLS, HISTORIES, schedule
-from routeblock.route_block.recorded import STORE, read_index
+from routeblock.route_block.facts import CELLS, HISTORIES, schedule
+from routeblock.route_block.runs.recorded import STORE, read_index
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "fixtures/recorded/h200-vllm0.24.0"
 STUDIES = [f"{point}.{source}" for point in ("published", "auto") for source in ("stored", "captured")]

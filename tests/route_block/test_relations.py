@@ -13,10 +13,10 @@ import pytest
 from synthetic import SignatureLane, following, make_study
 
 from routeblock.moe.routing import AlignedPlan, exchange
-from routeblock.route_block import score
-from routeblock.route_block.fixture import LayerFixture
-from routeblock.route_block.lane import Outcome, Request
-from routeblock.route_block.relations import compare
+from routeblock.route_block.fixtures.fixture import LayerFixture
+from routeblock.route_block.runs.lane import Outcome, Request
+from routeblock.route_block.scorer import score
+from routeblock.route_block.scorer.relations import compare
 
 
 def _statuses(document: dict[str, Any]) -> dict[int, str]:

@@ -18,7 +18,7 @@ from synthetic import CODE, SignatureLane, Study, make_study
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.record import RECORD, RESTORED
-from routeblock.route_block.recorded import INDEX, STORE, pack_evidence, restore
+from routeblock.route_block.runs.recorded import INDEX, STORE, pack_evidence, restore
 
 GROUP = "published.stored"
 RUNS = 28  # seven cells, two histories, two replicates

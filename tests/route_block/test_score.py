@@ -18,11 +18,11 @@ from routeblock.cli import main
 from routeblock.evidence.digest import canonical_json, import_closure, sha256_array, sha256_bytes
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TENSORS
 from routeblock.evidence.tensors import load_tensors
-from routeblock.route_block.arithmetic import faults_of
-from routeblock.route_block.audit import STATUS
-from routeblock.route_block.membership import StoredPlan
 from routeblock.route_block.operating_point import LANES
-from routeblock.route_block.reasons import Reason
+from routeblock.route_block.scorer.arithmetic import faults_of
+from routeblock.route_block.scorer.audit import STATUS
+from routeblock.route_block.scorer.membership import StoredPlan
+from routeblock.route_block.scorer.reasons import Reason
 from routeblock.twin.layer import combine, silu_and_mul
 
 RUN = "cross/H0/rep2"
@@ -474,7 +474,7 @@ def test_no_reason_code_is_without_a_test() -> None:
 
 
 def test_the_scorer_shares_no_plan_or_prediction_code_with_the_runs() -> None:
-    closure = import_closure(["routeblock.route_block.score", "routeblock.route_block.mutate"])
+    closure = import_closure(["routeblock.route_block.scorer.score", "routeblock.route_block.scorer.mutations"])
     others = [m for m in closure if m.startswith(("routeblock.moe.", "routeblock.twin.", "routeblock.cuda."))]
     assert others == []
     assert not {f"routeblock.route_block.{m}" for m in ("run", "predict", "cells", "fixture", "operating_point")} & set(

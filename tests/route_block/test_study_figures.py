@@ -21,12 +21,13 @@ from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.figure_style import identity, look
 from routeblock.moe.launches import Launch
-from routeblock.route_block import figure_trajectories, tables
-from routeblock.route_block.cells import CELLS, SURFACES
-from routeblock.route_block.figures import FIGURES, Given, differences, partition, write
-from routeblock.route_block.fixture import load_fixture
+from routeblock.route_block import tables
+from routeblock.route_block.facts import CELLS, SURFACES
+from routeblock.route_block.figures import trajectories as figure_trajectories
+from routeblock.route_block.figures.draw import FIGURES, Given, differences, partition, write
+from routeblock.route_block.fixtures.fixture import load_fixture
 from routeblock.route_block.operating_point import cut
-from routeblock.route_block.score import score
+from routeblock.route_block.scorer.score import score
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "fixtures" / "published" / "route_block.json"
 PLACE = ("twin-hopper", "published", "stored")

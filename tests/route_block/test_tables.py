@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic import CODE, Study
 
-from routeblock import workflow
+from routeblock import rule_code as workflow
 from routeblock.cli import main
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
-from routeblock.route_block import published_geometry
-from routeblock.route_block.audit import STATUS
-from routeblock.route_block.score import score
+from routeblock.route_block.fixtures import published_geometry
+from routeblock.route_block.scorer.audit import STATUS
+from routeblock.route_block.scorer.score import score
 from routeblock.route_block.tables import TABLES, write
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "fixtures" / "published" / "route_block.json"

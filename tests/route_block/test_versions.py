@@ -13,7 +13,7 @@ import pytest
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
-from routeblock.route_block.versions import compare
+from routeblock.route_block.gpu.versions import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "fixtures/recorded/h200-vllm0.24.0/versions").glob("*.json"))

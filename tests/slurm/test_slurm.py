@@ -23,7 +23,7 @@ import pytest
 import reaper
 from single_node import Node, single_node
 
-from routeblock.route_block.cells import CELLS, HISTORIES
+from routeblock.route_block.facts import CELLS, HISTORIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")

@@ -14,7 +14,8 @@ import pytest
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_array
-from routeblock.route_block import golden, golden_inputs
+from routeblock.twin import self_test as golden
+from routeblock.twin import self_test_inputs as golden_inputs
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "golden"
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from twin_operators import TwinOperators
 
-from routeblock.cuda import vllm_ops
+from routeblock.cuda import operators as vllm_ops
 from routeblock.moe.routing import AlignedPlan, align, block_size_for
 
 # Few blocks over few stripes of work: a route's place decides where its sum over K is cut.

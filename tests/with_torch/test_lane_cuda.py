@@ -14,17 +14,17 @@ import pytest
 import torch
 from twin_operators import TwinOperators, marlin
 
-from routeblock.cuda import vllm_ops
+from routeblock.cuda import operators as vllm_ops
 from routeblock.cuda.device import Device
 from routeblock.cuda.grid_probe import KernelLaunch
 from routeblock.errors import InputError
 from routeblock.moe.awq import pack_awq
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align
-from routeblock.route_block import lane_cuda
-from routeblock.route_block.fixture import PackedExpert
-from routeblock.route_block.lane import Outcome, Request
-from routeblock.route_block.lane_cuda import CudaLane
+from routeblock.route_block.fixtures.fixture import PackedExpert
+from routeblock.route_block.runs import cuda as lane_cuda
+from routeblock.route_block.runs.cuda import CudaLane
+from routeblock.route_block.runs.lane import Outcome, Request
 from routeblock.twin.gemm import moe_gemm
 from routeblock.twin.layer import combine, silu_and_mul
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from routeblock.cuda import vllm_ops
+from routeblock.cuda import operators as vllm_ops
 from routeblock.errors import InputError
 
 

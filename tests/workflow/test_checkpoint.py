@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from checkout import ROOT, Checkout
 
-from routeblock.moe.checkpoint.generator import Spec, generate
-from routeblock.route_block.cells import CELLS
+from routeblock.checkpoint.generator import Spec, generate
+from routeblock.route_block.facts import CELLS
 
 FIXTURE = "results/fixtures/checkpoint/fixture.json"
 SCORE = "results/route_block/checkpoint/twin-ampere/published/stored/score.json"

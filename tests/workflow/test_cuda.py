@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from checkout import Checkout
 
-from routeblock.route_block.cells import CELLS, predecessor
+from routeblock.route_block.facts import CELLS, predecessor
 
 STUDY = "results/route_block/published_geometry/cuda/published/captured"
 SCORE = f"{STUDY}/score.json"

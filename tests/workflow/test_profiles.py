@@ -11,7 +11,7 @@ import pytest
 import yaml
 from checkout import ROOT, Checkout
 
-from routeblock.route_block.cells import schedule
+from routeblock.route_block.facts import schedule
 
 PROFILES = ROOT / "workflow" / "profiles"
 # What uses a GPU; study B's sweep and confirmation do on lane cuda.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from checkout import ROOT, Checkout
 
-from routeblock import workflow
+from routeblock import rule_code as workflow
 from routeblock.alignment_cost import wiring as alignment
 from routeblock.grouped_schedule import wiring as grouped
 from routeblock.q6k_dispatch import wiring as fast_paths

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from routeblock import workflow
+from routeblock import rule_code as workflow
 from routeblock.evidence.digest import PACKAGE_ROOT, import_closure
 from routeblock.q6k_dispatch.wiring import TABLES as DISPATCH_TABLES
 
 COMMANDS = ("cli.py", "cli_alignment.py", "cli_dispatch.py", "cli_figures.py", "cli_grouped.py")
 # What hands on or shows, and makes no result: the digest itself, a progress bar, a lane by its name.
-APART = {"routeblock.workflow", "routeblock.progress", "routeblock.route_block.lanes"}
+APART = {"routeblock.rule_code", "routeblock.progress", "routeblock.route_block.runs.lanes"}
 # A prediction takes its turn to ask a GPU for its name alone; no rule is made from how it waits.
-APART_FOR = {"prediction": {"routeblock.cuda.turn"}, "run": {"routeblock.cuda.turn"}}
+APART_FOR = {"prediction": {"routeblock.cuda.gpu_lock"}, "run": {"routeblock.cuda.gpu_lock"}}
 # `code(rule)` with a name that the command computes.
 COMPUTED = {
     ("cli.py", "run"): ["run", "run_cuda"],

@@ -98,7 +98,7 @@ def environment(
 ) -> None:
     """Record interpreter, packages, CPU and system. Differs between machines: no digest may depend on it."""
     from routeblock.environment import write
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     write(out, pins, code=code("environment"))
 
@@ -110,8 +110,8 @@ def fixture(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
 ) -> None:
     """Make a fixture of study A: a layer in AutoAWQ form, routed inputs, the plans of H0 and H1, checked facts."""
-    from routeblock.route_block.make_fixture import make
-    from routeblock.workflow import code
+    from routeblock.route_block.fixtures.make import make
+    from routeblock.rule_code import code
 
     make(name, seed, out, code=code("fixture"))
 
@@ -129,10 +129,10 @@ def predict(
     ] = False,
 ) -> None:
     """Freeze which bits can differ between which runs, from plans and launches alone."""
-    from routeblock.cuda.turn import Turn
-    from routeblock.route_block.freeze import freeze
+    from routeblock.cuda.gpu_lock import Turn
     from routeblock.route_block.operating_point import CUDA
-    from routeblock.workflow import code
+    from routeblock.route_block.prediction.freeze import freeze
+    from routeblock.rule_code import code
 
     if lane == CUDA:  # asks the GPU for its name
         Turn().take()
@@ -154,11 +154,11 @@ def run(
     limit: Limit = 600,
 ) -> None:
     """Run one cell of study A in this process. The last three options are for the lane cuda."""
-    from routeblock.cuda.turn import Turn
-    from routeblock.route_block.lanes import open_lane
+    from routeblock.cuda.gpu_lock import Turn
     from routeblock.route_block.operating_point import CUDA
-    from routeblock.route_block.run import run as run_cell
-    from routeblock.workflow import code
+    from routeblock.route_block.runs.lanes import open_lane
+    from routeblock.route_block.runs.run import run as run_cell
+    from routeblock.rule_code import code
 
     rule = "run_cuda" if lane == CUDA else "run"
     run_cell(
@@ -187,10 +187,10 @@ def capture(
     limit: Limit = 600,
 ) -> None:
     """Keep the plan that vLLM's own alignment makes in this process, after the history's prelude."""
-    from routeblock.cuda.turn import Turn
-    from routeblock.route_block.captured import capture as keep
-    from routeblock.route_block.lane_cuda import open_cuda_lane
-    from routeblock.workflow import code
+    from routeblock.cuda.gpu_lock import Turn
+    from routeblock.route_block.gpu.captures import capture as keep
+    from routeblock.route_block.runs.cuda import open_cuda_lane
+    from routeblock.rule_code import code
 
     keep(open_cuda_lane(), fixture, history, out, turn=Turn(gpu, after, limit), code=code("capture"))
 
@@ -202,8 +202,8 @@ def freeze_plans(
     out: Annotated[Path, typer.Option(help="File to write, plans.safetensors; plans.json and the seal beside it.")],
 ) -> None:
     """Put the captured plans of both histories into one file, before any run."""
-    from routeblock.route_block.captured import freeze_plans as freeze
-    from routeblock.workflow import code
+    from routeblock.route_block.gpu.captures import freeze_plans as freeze
+    from routeblock.rule_code import code
 
     freeze(fixture, captures, out, code=code("captured_plans"))
 
@@ -220,10 +220,10 @@ def census(
     limit: Limit = 600,
 ) -> None:
     """Count the plans and final outputs that native alignment gives in one process, beside canonical order."""
-    from routeblock.cuda.turn import Turn
-    from routeblock.route_block.census import count
-    from routeblock.route_block.lane_cuda import open_cuda_lane
-    from routeblock.workflow import code
+    from routeblock.cuda.gpu_lock import Turn
+    from routeblock.route_block.gpu.census import count
+    from routeblock.route_block.runs.cuda import open_cuda_lane
+    from routeblock.rule_code import code
 
     count(
         open_cuda_lane(),
@@ -246,10 +246,10 @@ def unassisted(
     limit: Limit = 600,
 ) -> None:
     """Digests at grids that are multiples of the SM count: run it with the grid probe and without, and compare."""
-    from routeblock.cuda.turn import Turn
-    from routeblock.route_block.lane_cuda import open_cuda_lane
-    from routeblock.route_block.unassisted import launch_multiples
-    from routeblock.workflow import code
+    from routeblock.cuda.gpu_lock import Turn
+    from routeblock.route_block.gpu.unassisted import launch_multiples
+    from routeblock.route_block.runs.cuda import open_cuda_lane
+    from routeblock.rule_code import code
 
     launch_multiples(open_cuda_lane(), fixture, out, turn=Turn(gpu, None, limit), code=code("unassisted"))
 
@@ -261,8 +261,8 @@ def pack_evidence(
     add: Annotated[list[Path] | None, typer.Option(help="A folder that this command wrote, to add; repeat.")] = None,
 ) -> None:
     """Pack GPU runs, captures and censuses: every record as it is, distinct tensors once each."""
-    from routeblock.route_block.recorded import pack_evidence as pack
-    from routeblock.workflow import code
+    from routeblock.route_block.runs.recorded import pack_evidence as pack
+    from routeblock.rule_code import code
 
     pack(results or [], add or [], out, code=code("pack_evidence"))
 
@@ -275,8 +275,8 @@ def restore_evidence(
     out: Annotated[Path, typer.Option(help="Folder to rebuild it in.")],
 ) -> None:
     """Rebuild recorded run folders bit for bit; any other byte is refused."""
-    from routeblock.route_block.recorded import restore
-    from routeblock.workflow import code
+    from routeblock.route_block.runs.recorded import restore
+    from routeblock.rule_code import code
 
     restore(fixture, evidence, group, out, code=code("restore_evidence"))
 
@@ -290,8 +290,8 @@ def agree(
     out: Annotated[Path, typer.Option(help="File to write, agreement.json; its manifest goes beside it.")],
 ) -> None:
     """Recompute every surface that a GPU gave with the twin of its architecture; exit 1 if one bit differs."""
-    from routeblock.route_block.agree import agree as recompute
-    from routeblock.workflow import code
+    from routeblock.route_block.gpu.agreement import agree as recompute
+    from routeblock.rule_code import code
 
     if differing := recompute(fixture, prediction, runs, lane, out, code=code("agreement")):
         print(f"{runs}: the twin differs from {len(differing)} recorded surfaces, {differing[0]} first")
@@ -305,8 +305,8 @@ def summarize_census(
     out: Annotated[Path, typer.Option(help="File to write, census.json; its manifest goes beside it.")],
 ) -> None:
     """Count distinct plans and final outputs over the processes of a census."""
-    from routeblock.route_block.census_summary import summarize
-    from routeblock.workflow import code
+    from routeblock.route_block.gpu.census_summary import summarize
+    from routeblock.rule_code import code
 
     summarize(lane, folder, out, code=code("census_summary"))
 
@@ -318,8 +318,8 @@ def compare_unassisted(
     out: Annotated[Path, typer.Option(help="File to write, probe_control.json; its manifest goes beside it.")],
 ) -> None:
     """Compare grids that need no probe with and without it; exit 1 if a bit or a grid differs."""
-    from routeblock.route_block.probe_comparison import compare
-    from routeblock.workflow import code
+    from routeblock.route_block.gpu.probe_comparison import compare
+    from routeblock.rule_code import code
 
     if differing := compare(lane, folder, out, code=code("probe_comparison")):
         print(f"{folder}: {len(differing)} launches differ with and without the probe, {differing[0]} first")
@@ -334,8 +334,8 @@ def compare_versions(
     contents: Annotated[Path | None, typer.Option(help="List of the results' SHA-256, which they must have.")] = None,
 ) -> None:
     """Put what several versions of the extension gave on the recorded layer side by side."""
-    from routeblock.route_block.versions import compare
-    from routeblock.workflow import code
+    from routeblock.route_block.gpu.versions import compare
+    from routeblock.rule_code import code
 
     compare(results, golden, out, contents=contents, code=code("versions"))
 
@@ -348,8 +348,8 @@ def control(
     out: Annotated[Path, typer.Option(help="File to write, control.json; its manifest goes beside it.")],
 ) -> None:
     """Show that the superseded prediction is refused before any arithmetic; exit 1 if a run would start."""
-    from routeblock.route_block.control import control as check_control
-    from routeblock.workflow import code
+    from routeblock.route_block.runs.negative_control import control as check_control
+    from routeblock.rule_code import code
 
     if not check_control(fixture, prediction, lane, out, code=code("control")):
         print(f"{prediction}: a run would have started")
@@ -362,8 +362,8 @@ def check_twin(
     out: Annotated[Path, typer.Option(help="File to write, golden.json; its manifest goes beside it.")],
 ) -> None:
     """Compare the twin with every recorded output, bit for bit; exit 1 if one differs."""
-    from routeblock.route_block.golden import check
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
+    from routeblock.twin.self_test import check
 
     if differing := check(golden, out, code=code("golden")):
         print(f"{golden}: {len(differing)} recorded outputs differ, {differing[0]} first")
@@ -374,7 +374,7 @@ def check_twin(
 def build_probe(out: Annotated[Path, typer.Argument(help="File to write; its manifest goes beside it.")]) -> None:
     """Compile the grid probe of the lane `cuda` with the system's C compiler."""
     from routeblock.cuda.grid_probe import make
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     make(out, code=code("probe"))
 
@@ -392,8 +392,8 @@ def mutate(
     keep: Annotated[Path | None, typer.Option(help="New folder to keep the copies in.")] = None,
 ) -> None:
     """Change copies of sound runs, one each, and see the scorer refuse them for the declared reasons; else exit 1."""
-    from routeblock.route_block.mutate import mutate as try_mutations
-    from routeblock.workflow import code
+    from routeblock.route_block.scorer.mutations import mutate as try_mutations
+    from routeblock.rule_code import code
 
     results = try_mutations(
         fixture=fixture,
@@ -427,8 +427,8 @@ def score(
     verbose: Verbose = False,
 ) -> None:
     """Judge runs from their raw tensors, then the prediction and the seven relations; exit 1 if anything is wrong."""
-    from routeblock.route_block.score import score as judge
-    from routeblock.workflow import code
+    from routeblock.route_block.scorer.score import score as judge
+    from routeblock.rule_code import code
 
     findings = judge(
         fixture=fixture,
@@ -457,8 +457,8 @@ def random_plans(
 ) -> None:
     """Check the prediction on random plans, route by route; exit 1 if it is wrong once."""
     from routeblock.progress import shown
-    from routeblock.route_block.random_plans import check
-    from routeblock.workflow import code
+    from routeblock.route_block.prediction.random_plans import check
+    from routeblock.rule_code import code
 
     try:
         sizes = [int(grid) for grid in grids.split(",")]
@@ -486,8 +486,8 @@ def table(
 ) -> None:
     """Write one table of study A from the documents of any number of lanes and points."""
     from routeblock.route_block.tables import TABLES, write
+    from routeblock.rule_code import code
     from routeblock.tables import find
-    from routeblock.workflow import code
 
     find(name, TABLES)  # a name without a table has no code either
     write(name, source, published, out, code=code(f"table_{name}"))
@@ -504,7 +504,7 @@ def verify(
 ) -> None:
     """Check sealed results on bytes and name the artifact nearest the source that does not fit."""
     from routeblock.evidence import chain
-    from routeblock.workflow import RESTORED, codes, given
+    from routeblock.rule_code import RESTORED, codes, given
 
     found = chain.verify(*roots, code=None if ignore_code else codes(), sources=source or given(), elsewhere=RESTORED)
     if not found:
@@ -526,7 +526,7 @@ def _print_findings(found: Sequence[object], verbose: bool) -> None:
 def repair(roots: Roots, source: Sources = None, verbose: Verbose = False) -> None:
     """Take away results that do not fit their manifests, and all made from them, for the workflow to make again."""
     from routeblock.evidence import chain
-    from routeblock.workflow import RESTORED, codes, given
+    from routeblock.rule_code import RESTORED, codes, given
 
     done = chain.repair(*roots, code=codes(), sources=source or given(), elsewhere=RESTORED)
     print(f"{' '.join(map(str, roots))}: {len(done.removed)} files removed")
@@ -572,7 +572,7 @@ def report(
     """Write the report: one HTML file that needs no network and no other file."""
     from routeblock.report.catalogue import FIGURES, TABLES
     from routeblock.report.page import Request, in_order, present, write
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     tables, figures = present(results)
     wanted = in_order(table or tables, TABLES), in_order(figure or figures, FIGURES)
@@ -589,7 +589,7 @@ def readme(
     ] = False,
 ) -> None:
     """Write the figures of the README from the tables of a study."""
-    from routeblock.readme import update
+    from routeblock.report.readme import update
 
     if not update(file, tables, check=check) and check:
         print(f"{file}: its figures are not those of {tables}; write them with routeblock readme")
@@ -617,8 +617,8 @@ def checkpoint(
     manifest: Annotated[Path | None, typer.Option(help="files.json that the folder must equal; hashes it.")] = None,
 ) -> None:
     """Say what a checkpoint is and list everything that is wrong with it, from its headers, before any long work."""
-    from routeblock.moe.checkpoint.manifest import check_manifest
-    from routeblock.moe.checkpoint.preflight import preflight
+    from routeblock.checkpoint.manifest import check_manifest
+    from routeblock.checkpoint.preflight import preflight
 
     report = preflight(path, revision, layer, tensor_parallel)
     print("\n".join(report.lines))
@@ -637,8 +637,8 @@ def manifest(
     layer: Annotated[int | None, typer.Option(help="Layer that the model identity names.")] = None,
 ) -> None:
     """Hash every file of a checkpoint, and derive its identity."""
-    from routeblock.moe.checkpoint.manifest import seal_manifest
-    from routeblock.workflow import code
+    from routeblock.checkpoint.manifest import seal_manifest
+    from routeblock.rule_code import code
 
     seal_manifest(path, out, revision, layer, code=code("manifest"))
 
@@ -660,8 +660,8 @@ def checkpoint_fixture(
     confirm: Annotated[bool, typer.Option("--confirm", help="Let the twin look for pairs that change bits.")] = False,
 ) -> None:
     """Make a fixture of one layer of a checkpoint: packed experts, routed inputs, pairs and plans by search."""
-    from routeblock.route_block.checkpoint_fixture import Request, parse_points, parse_tokens, seal_fixture
-    from routeblock.workflow import code
+    from routeblock.route_block.fixtures.from_checkpoint import Request, parse_points, parse_tokens, seal_fixture
+    from routeblock.rule_code import code
 
     request = Request(
         path,
@@ -696,7 +696,7 @@ def generate_checkpoint(
     seed: Annotated[int, typer.Option(help="Seed of the weights.", min=0, max=LAST_SEED)] = 1,
 ) -> None:
     """Write a small checkpoint in a real format with random weights, to try the other commands on."""
-    from routeblock.moe.checkpoint.generator import Spec, generate
+    from routeblock.checkpoint.generator import Spec, generate
 
     spec = Spec(
         layout=layout,

@@ -33,7 +33,7 @@ def record_alignment(
     $ROUTEBLOCK_EXTENSION names vLLM's MoE extension. Exits 1 if a check found something.
     """
     from routeblock.alignment_cost import record
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     wrong = record.write(out, protocol, seconds=seconds, code=code("record_alignment"))
     report(wrong, str(out / record.FOLDER.archive))
@@ -50,7 +50,7 @@ def alignment_exactness(out: Out) -> None:
 def recorded_alignment(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
     """Prove a committed record again on this CPU: files, routings, plans, variants. Exits 1 if something differs."""
     from routeblock.alignment_cost import reprove
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     wrong = reprove.write(out, source, protocol, code=code("recorded_alignment"))
     report(wrong, "every plan is the recorded one")
@@ -59,7 +59,7 @@ def recorded_alignment(out: Out, source: CommittedRecord, protocol: ProtocolFile
 def alignment_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios with intervals and verdicts from raw batches. Exits 1 if the record lacks what the protocol asks for."""
     from routeblock.alignment_cost import statistics
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     wrong = statistics.write(out, record, protocol, code=code("alignment_statistics"))
     report(wrong, "the record is whole")
@@ -70,7 +70,7 @@ def validate_alignment(
 ) -> None:
     """Recompute statistics and verdicts with code of its own. Exits 1 unless every value is exactly equal."""
     from routeblock.alignment_cost import validate
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     number, wrong = validate.write(out, statistics, record, protocol, code=code("validate_alignment"))
     report(wrong, f"{number} comparisons recomputed, all exactly equal")
@@ -85,7 +85,7 @@ def mutate_alignment(
 ) -> None:
     """Edit copies of a record, one each, and see them refused for the declared reasons; else exit 1."""
     from routeblock.alignment_cost import mutate
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     entries = mutate.write(out, record, statistics, protocol, declared, code=code("alignment_mutations"))
     wrong = [
@@ -106,8 +106,8 @@ def alignment_table(
 ) -> None:
     """Write one table of the alignment's cost as .parquet, .csv and .md."""
     from routeblock.alignment_cost import tables
+    from routeblock.rule_code import code
     from routeblock.tables import find
-    from routeblock.workflow import code
 
     find(name, tables.TABLES)  # a name without a table has no code either
     tables.write(name, out, statistics, record, mutations, validation, code=code(f"table_{name}"))

@@ -27,7 +27,7 @@ def figure(
     from routeblock import figure_style
     from routeblock.alignment_cost import wiring as alignment
     from routeblock.grouped_schedule import wiring as grouped
-    from routeblock.workflow import FIGURES
+    from routeblock.rule_code import FIGURES
 
     kinds: dict[str, Callable[[], None]] = {
         **dict.fromkeys(FIGURES, lambda: _route_block(name, source, fixture or (), table, out)),
@@ -38,8 +38,8 @@ def figure(
 
 
 def _route_block(name: str, source: Sequence[Path], fixtures: Sequence[Path], table: Path | None, out: Path) -> None:
-    from routeblock.route_block import figures
-    from routeblock.workflow import code
+    from routeblock.route_block.figures import draw as figures
+    from routeblock.rule_code import code
 
     figures.write(name, figures.Given(source, fixtures, table), out, code=code(f"figure_{name}"))
 
@@ -47,7 +47,7 @@ def _route_block(name: str, source: Sequence[Path], fixtures: Sequence[Path], ta
 def _grouped(name: str, source: Sequence[Path], out: Path) -> None:
     from routeblock import figure_style
     from routeblock.grouped_schedule import figures
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     figure_style.write_from_table(name, figures.FIGURES, source, out, code=code(f"figure_{name}"))
 
@@ -55,7 +55,7 @@ def _grouped(name: str, source: Sequence[Path], out: Path) -> None:
 def _alignment(name: str, source: Sequence[Path], out: Path) -> None:
     from routeblock import figure_style
     from routeblock.alignment_cost import figures
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     figure_style.write_from_table(name, figures.FIGURES, source, out, code=code(f"figure_{name}"))
 

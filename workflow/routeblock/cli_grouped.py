@@ -27,7 +27,7 @@ def build_kernels(
 ) -> None:
     """Compile the CUDA sources with NVRTC; needs no GPU. A cubin's SHA-256 is its binary identity."""
     from routeblock.cuda.build import build
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     build(out, arch, libraries=nvrtc, code=code("build_kernels"))
 
@@ -60,7 +60,7 @@ def sanitize(
     """Run memcheck, synccheck and racecheck over hostile jobs. Exits 1 on a finding; refusals are recorded."""
     from routeblock.cuda.sanitizer import Outcome
     from routeblock.grouped_schedule import sanitizer
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     reports = sanitizer.write(out, device, cubin, protocol, code=code("sanitizer"))
     for found in reports:
@@ -82,7 +82,7 @@ def record_gpus(
 
 def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | None, threads: int) -> None:
     from routeblock.grouped_schedule import lanes
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     lanes.run(rule, out, device, protocol, cubin=cubin, threads=threads, code=code(rule))
 
@@ -98,7 +98,7 @@ def recorded(
     """Prove a committed GPU record again on this CPU: fixtures and output bits. Exits 1 if something differs."""
     from routeblock.grouped_schedule import protocol as protocols
     from routeblock.grouped_schedule import reprove
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     plan = protocols.load(protocol)
     wrong = reprove.write(
@@ -114,7 +114,7 @@ def grouped_bundle(
 ) -> None:
     """Pack study B's evidence into one archive whose bytes depend on the files alone."""
     from routeblock.grouped_schedule import bundle
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     bundle.write(out, source, readme=readme, code=code("bundle"))
 
@@ -128,7 +128,7 @@ def statistics(
     """Changes with intervals and verdicts from raw batches. Exits 1 if the protocol's counts are not reached."""
     from routeblock.grouped_schedule import protocol as protocols
     from routeblock.grouped_schedule import statistics as study
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     wrong = study.write(
         out,
@@ -149,7 +149,7 @@ def validate_timings(
 ) -> None:
     """Recompute all statistics with code of its own. Exits 1 unless every value is exactly equal."""
     from routeblock.grouped_schedule import validate
-    from routeblock.workflow import code
+    from routeblock.rule_code import code
 
     number, wrong = validate.write(out, statistics, record, protocol, code=code("validate_timings"))
     report(wrong, f"{number} comparisons recomputed, all exactly equal")
@@ -168,8 +168,8 @@ def grouped_table(
 ) -> None:
     """Write one table of study B as .parquet, .csv and .md."""
     from routeblock.grouped_schedule import tables
+    from routeblock.rule_code import code
     from routeblock.tables import find
-    from routeblock.workflow import code
 
     find(name, tables.TABLES)  # a name without a table has no code either
     digest = code(f"table_{name}")

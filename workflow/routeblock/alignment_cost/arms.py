@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from routeblock.alignment_cost.protocol import Arm, LayerPlan, Point
 from routeblock.cuda.align import moe_align_block_size, prepare, workspace_size
 from routeblock.cuda.align_variants import Problem, serving
-from routeblock.cuda.vllm_ops import (
+from routeblock.cuda.operators import (
     MAX_BLOCKS_PER_SM,
     DevicePlan,
     DeviceWeights,

@@ -26,7 +26,7 @@ from routeblock.alignment_cost.measure import Measured
 from routeblock.alignment_cost.measure import run as measure
 from routeblock.alignment_cost.protocol import Protocol, load
 from routeblock.cuda import sanitizer
-from routeblock.cuda.vllm_ops import EXTENSION_VARIABLE, find_extension, wheel_version
+from routeblock.cuda.operators import EXTENSION_VARIABLE, find_extension, wheel_version
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
 from routeblock.evidence.files import atomic_file, write_json

@@ -17,7 +17,7 @@ from routeblock.alignment_cost.bench import Bench
 from routeblock.alignment_cost.measure import Checked, Sample
 from routeblock.alignment_cost.protocol import Arm, Campaign, Mode, Point, Protocol, Series, points
 from routeblock.cuda import telemetry
-from routeblock.cuda.vllm_ops import VllmOperators, to_host
+from routeblock.cuda.operators import VllmOperators, to_host
 from routeblock.evidence.digest import sha256_array
 from routeblock.moe.routing import AlignedPlan
 

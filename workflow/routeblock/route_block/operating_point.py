@@ -11,7 +11,7 @@ from typing import Any
 from routeblock.errors import InputError
 from routeblock.moe.launches import GPUS, Launch, Status, selected_launch
 from routeblock.moe.partition import Partition, partition
-from routeblock.route_block.cells import largest_divisor
+from routeblock.route_block.facts import largest_divisor
 
 PUBLISHED = Launch(64, 128, 246)
 GEMMS = ("w13", "w2")

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read one MoE layer of a checkpoint: its packed experts in AutoAWQ form, its router and its norm.
+
+Tensors that are already in AutoAWQ form are views of the file; nothing is copied or unpacked. Only the shards that hold
+the layer are opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from routeblock.checkpoint.folder import Folder, open_folder
+from routeblock.checkpoint.layout import (
+    FUSED,
+    Form,
+    Key,
+    Layer,
+    LayerTensors,
+    Part,
+    Plain,
+    divisibility,
+    examine,
+    group_layers,
+    stored_projections,
+)
+from routeblock.checkpoint.model import CONFIG, PROJECTIONS, Container, Model, read_model
+from routeblock.checkpoint.shards import Catalogue, TensorRef, read_header, read_index, shard_names
+from routeblock.errors import InputError
+from routeblock.moe.awq import pack_awq, unpack_awq
+
+GEMM_PROJECTIONS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
+
+
+@dataclass(frozen=True)
+class PackedProjection:
+    """AutoAWQ form: qweight int32 [K, N/8], qzeros int32 [K/g, N/8] or None for the fixed 8, scales [K/g, N] 16-bit."""
+
+    qweight: NDArray[np.int32]
+    qzeros: NDArray[np.int32] | None
+    scales: NDArray[Any]
+
+    def unpacked(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, NDArray[Any]]:
+        """Values uint8 [K, N] 0..15, zero points uint8 [K/g, N] or None, scales [K/g, N]."""
+        zeros = None if self.qzeros is None else unpack_awq(self.qzeros)
+        return unpack_awq(self.qweight), zeros, np.ascontiguousarray(self.scales)
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """One layer's experts, whole and checked. `dtype` is that of the scales: float16 or bfloat16."""
+
+    layer: int
+    model: Model
+    form: Form
+    dtype: str
+    tensors: LayerTensors
+    catalogue: Catalogue
+
+    def packed(self, expert: int, projection: str) -> PackedProjection:
+        """`gate_proj` or `up_proj` (K=hidden, N=intermediate) or `down_proj` (the other way) of an expert."""
+        if not 0 <= expert < self.model.num_experts or projection not in PROJECTIONS:
+            raise IndexError(
+                f"expert {expert}, {projection} of {self.model.num_experts} experts, {', '.join(PROJECTIONS)}"
+            )
+        fused = self.form.fused and projection != "down_proj"
+        stored = FUSED if fused else projection
+        width = self.model.intermediate
+        part = slice(width, 2 * width) if fused and projection == "up_proj" else slice(width) if fused else slice(None)
+        if self.model.quantization.container is Container.AWQ:
+            words = slice(*(None if x is None else x // 8 for x in (part.start, part.stop)))
+            zeros = self._part(expert, stored, Part.ZEROS)
+            return PackedProjection(
+                self._read(expert, stored, Part.WEIGHTS)[:, words],
+                None if zeros is None else zeros[:, words],
+                self._read(expert, stored, Part.SCALES)[:, part],
+            )
+        return self._repacked(expert, stored, part)
+
+    def gemm(self, expert: int, gemm: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, NDArray[Any]]:
+        """(q [K, N], zeros [K/g, N] or None, scales [K/g, N]) of `w13` (gate columns, then up columns) or `w2`."""
+        parts = [self.packed(expert, p).unpacked() for p in GEMM_PROJECTIONS[gemm]]
+        q, scales = (np.concatenate([p[i] for p in parts], axis=1) for i in (0, 2))
+        zeros = [p[1] for p in parts if p[1] is not None]
+        return q, np.concatenate(zeros, axis=1) if zeros else None, scales
+
+    def other(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Another tensor of the layer by its name inside it, of the shape that the configuration implies."""
+        ref = self.tensors.others.get(name)
+        if ref is None or ref.shape != shape:
+            raise InputError(
+                f"no tensor {self.tensors.prefix}layers.{self.layer}.{name}"
+                if ref is None
+                else f"tensor {ref.name} is {ref.dtype} {list(ref.shape)}",
+                where=next(iter(self.catalogue.paths)) if ref is None else ref.shard,
+                limit=f"the layer's inputs need it as {list(shape)}",
+                way_out="give captured inputs with routing instead",
+            )
+        return self.catalogue.read(ref.name)
+
+    def shape(self, projection: str) -> tuple[int, int]:
+        """(K, N) of a projection of one expert."""
+        h, i = self.model.hidden, self.model.intermediate
+        return (i, h) if projection == "down_proj" else (h, i)
+
+    def groups(self, k: int) -> int:
+        """Rows of scales for K rows of weights."""
+        group = self.model.quantization.group_size
+        return 1 if group == -1 else k // group
+
+    def shards(self) -> list[str]:
+        """The shards that hold the experts, ascending."""
+        return sorted({ref.shard for ref in self.tensors.experts.values()})
+
+    def _part(self, expert: int, projection: str, part: Part) -> NDArray[Any] | None:
+        key = Key(None if self.form.stacked else expert, projection, part)
+        ref = self.tensors.experts.get(key)
+        if ref is None:
+            return None
+        found = self.catalogue.read(ref.name)
+        return found[expert] if self.form.stacked else found
+
+    def _read(self, expert: int, projection: str, part: Part) -> NDArray[Any]:
+        found = self._part(expert, projection, part)
+        assert found is not None  # examine() saw it
+        return found
+
+    def _repacked(self, expert: int, stored: str, columns: slice) -> PackedProjection:
+        """compressed-tensors to AutoAWQ: rows are columns there, so values must be unpacked and turned."""
+        words = slice(*(None if x is None else x // 8 for x in (columns.start, columns.stop)))
+        values = _low_first(self._read(expert, stored, Part.WEIGHTS)[columns])
+        zeros = self._part(expert, stored, Part.ZEROS)
+        turned = None if zeros is None else pack_awq(np.ascontiguousarray(_low_first(zeros[words].T)))
+        scales = np.ascontiguousarray(self._read(expert, stored, Part.SCALES)[columns].T)
+        return PackedProjection(pack_awq(np.ascontiguousarray(values.T)), turned, scales)
+
+
+def _low_first(words: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """int32 [R, C/8] -> uint8 [R, C], low nibble first."""
+    pairs = np.ascontiguousarray(words).view(np.uint8)
+    out = np.empty((pairs.shape[0], 2 * pairs.shape[1]), np.uint8)
+    np.bitwise_and(pairs, 15, out=out[:, 0::2])
+    np.right_shift(pairs, 4, out=out[:, 1::2])
+    return out
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint: files, index and configuration; no tensor is read yet."""
+
+    folder: Folder
+    model: Model
+    index: Mapping[str, str] | None
+
+    def catalogue(self, shards: list[str]) -> Catalogue:
+        """The tensors of some shards. Raises InputError for a broken shard, or a tensor that two shards hold."""
+        paths = {s: self.folder.path(s, way_out="download the shard; nothing is put in its place") for s in shards}
+        tensors: dict[str, TensorRef] = {}
+        for shard, path in paths.items():
+            for name, ref in read_header(path, shard).items():
+                if name in tensors:
+                    raise InputError(
+                        f"tensor {name} is also in {tensors[name].shard}",
+                        where=str(self.folder.root / shard),
+                        limit="a tensor stands in one shard",
+                        way_out="remove the shard that does not belong to the checkpoint",
+                    )
+                tensors[name] = ref
+        return Catalogue(paths, tensors)
+
+    def shards_of(self, layer: int) -> list[str]:
+        """The shards that hold a layer by the index; all of them if there is none."""
+        every = shard_names(self.folder.files, self.index)
+        if self.index is None:
+            return every
+        return sorted({s for name, s in self.index.items() if f"layers.{layer}." in name}) or every
+
+
+def open_checkpoint(path: Path, revision: str | None = None) -> Checkpoint:
+    """Open a checkpoint folder. Raises InputError as `open_folder`, `read_model` and `read_index` do."""
+    folder = open_folder(path, revision)
+    model = read_model(folder)
+    index = read_index(folder.root, folder.files)
+    if not shard_names(folder.files, index):
+        raise InputError(
+            "no safetensors file",
+            where=str(folder.root),
+            limit="weights are needed",
+            way_out="download the checkpoint again",
+        )
+    return Checkpoint(folder, model, index)
+
+
+def one_prefix(
+    layers: Mapping[tuple[str, int], LayerTensors], number: int, checkpoint: Checkpoint
+) -> LayerTensors | InputError:
+    """The layer of that number; an error if none has experts, or tensors of two prefixes claim to be it."""
+    found = [x for (_, n), x in layers.items() if n == number and (x.experts or x.unknown)]
+    root = checkpoint.folder.root
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        return InputError(
+            f"layer {number} has no expert tensors",
+            where=str(root),
+            limit=f"{root / CONFIG} makes layers {ranges(checkpoint.model.moe_layers)} mixtures of experts",
+            way_out="download the checkpoint again",
+        )
+    return InputError(
+        f"layer {number} stands under {' and '.join(repr(x.prefix) for x in found)}",
+        where=str(root),
+        limit="one name for each tensor",
+        way_out="remove or rename one of them",
+    )
+
+
+def read_layer(checkpoint: Checkpoint, layer: int) -> ExpertLayer:
+    """One layer with packed experts, every tensor of them found and of the right shape.
+
+    Raises InputError for the first thing that is wrong: no such MoE layer, a tensor missing, unexpected or misshapen, a
+    layer that is not quantised, sizes that the kernel does not take.
+    """
+    model, config = checkpoint.model, str(checkpoint.folder.root / CONFIG)
+    if layer not in model.moe_layers:
+        raise InputError(
+            f"layer {layer}",
+            where=config,
+            limit=f"layers with experts are {ranges(model.moe_layers)}",
+            way_out="choose one of them",
+        )
+    catalogue = checkpoint.catalogue(checkpoint.shards_of(layer))
+    tensors = one_prefix(group_layers(catalogue.tensors, model), layer, checkpoint)
+    if isinstance(tensors, InputError):
+        raise tensors
+    faults = divisibility(model, checkpoint.folder)
+    if faults:
+        raise faults[0]
+    found = examine(tensors, model, checkpoint.folder, checkpoint.index)
+    if isinstance(found, Plain):
+        raise found.fault(layer, checkpoint.folder)
+    if isinstance(found, list):
+        raise found[0].error()
+    fault = stored_shape_fault(found, model, catalogue, checkpoint.folder)
+    if fault:
+        raise fault
+    dtype = {"F16": "float16", "BF16": "bfloat16"}[found.scale_dtype]
+    return ExpertLayer(layer, model, found.form, dtype, tensors, catalogue)
+
+
+def stored_shape_fault(found: Layer, model: Model, catalogue: Catalogue, folder: Folder) -> InputError | None:
+    """compressed-tensors also stores each weight's own shape [N, K]: the first that config.json contradicts."""
+    sizes = stored_projections(found.form, model)
+    for key, ref in found.tensors.experts.items():
+        if key.part is not Part.SHAPE:
+            continue
+        k, n = sizes[key.projection]
+        stored = np.asarray(catalogue.read(ref.name)).reshape(-1, ref.shape[-1])
+        if not (stored[:, -2:] == (n, k)).all():
+            return InputError(
+                f"tensor {ref.name} says {stored[0].tolist()}",
+                where=str(folder.root / ref.shard),
+                limit=f"the sizes in {CONFIG} make it [{n}, {k}]",
+                way_out="download the shard again",
+            )
+    return None
+
+
+def ranges(numbers: tuple[int, ...] | list[int]) -> str:
+    """Ascending numbers as `0-5, 7`."""
+    runs: list[list[int]] = []
+    for x in numbers:
+        if runs and x == runs[-1][1] + 1:
+            runs[-1][1] = x
+        else:
+            runs.append([x, x])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a lane is: something that runs one cell of study A and says what it really did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from routeblock.moe.launches import Launch
+from routeblock.moe.routing import AlignedPlan
+from routeblock.route_block.fixtures.fixture import LayerFixture
+
+
+@dataclass(frozen=True)
+class Request:
+    """One cell to run: the plan to inject, or None for the lane's own alignment; the launch of each GEMM."""
+
+    plan: AlignedPlan | None
+    launches: Mapping[str, Launch]
+    history: str
+    replicate: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out: surfaces, the plan that the GEMMs read, the grids really launched, and who computed."""
+
+    surfaces: Mapping[str, NDArray[Any]]
+    plan: AlignedPlan
+    grids: Mapping[str, int]
+    prelude: bool
+    binary: str
+    environment: Mapping[str, str]
+    telemetry: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Turn(Protocol):
+    """When a process may use its device."""
+
+    def take(self) -> dict[str, Any]:
+        """Wait for it; returns telemetry. Raises InputError when the wait outlasts its limit."""
+
+
+class Lane(Protocol):
+    """A place to run on."""
+
+    status: str
+
+    def prepare(self, fixture: LayerFixture) -> None:
+        """Do what needs no device (imports, packing), so that another process may use it meanwhile."""
+
+    def run(self, fixture: LayerFixture, request: Request) -> Outcome:
+        """Run one cell; raises InputError where this machine cannot."""

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scorer holds runs against: the fixture and the frozen prediction, read from disk and hashed by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from routeblock.errors import InputError
+from routeblock.evidence.digest import canonical_json, sha256_array, sha256_bytes, sha256_file
+from routeblock.evidence.tensors import load_tensors
+from routeblock.route_block.scorer.membership import ASKED, HISTORIES, StoredPlan, wanted_plan
+from routeblock.route_block.scorer.reasons import Finding, Reason
+
+FIXTURE, PREDICTION = "fixture.json", "prediction.json"
+LAYER, INPUTS, PLANS = "layer.safetensors", "inputs.safetensors", "plans.safetensors"
+SURFACES = ("w13", "activation", "w2", "final")
+GEMMS = ("w13", "w2")
+STORED_AS = {"float16": "F16", "bfloat16": "BF16"}
+
+Arm = tuple[str, str]
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+Size = Annotated[int, Field(ge=1, le=1 << 20)]
+Launch = tuple[Size, Size, Size]
+
+
+def _of_both(launches: dict[str, Launch]) -> dict[str, Launch]:
+    for gemm in GEMMS:
+        if gemm not in launches:
+            raise ValueError(f"no launch of {gemm}")
+    return launches
+
+
+class Exchange(_Read):
+    """Exchange pairs; None where there is none, and why."""
+
+    within: tuple[int, int] | None
+    across: tuple[int, int] | None
+    why: str = ""
+
+
+class FixtureSpec(_Read):
+    """What the scorer needs of fixture.json."""
+
+    format: Literal["routeblock.fixture.v1"]
+    name: str
+    tokens: Size
+    top_k: Size
+    block_size: Size
+    group_size: int
+    dtype: Literal["float16", "bfloat16"]
+    hidden: Size
+    intermediate: Size
+    exchange: Exchange
+    digests: dict[str, str]
+
+
+class PredictedArm(_Read):
+    """One cell under one history, as predicted."""
+
+    cell: str
+    history: str
+    fingerprint: str
+    launches: dict[str, tuple[int, int, int]]
+
+
+class PredictedPair(_Read):
+    """Two arms: the routes that each GEMM computes differently, the rows of each surface that can differ, and the
+    surfaces that must coincide.
+    """
+
+    first: Arm
+    second: Arm
+    changed_signature: dict[str, list[int]]
+    rows: dict[str, list[int]]
+    must_coincide: list[str]
+
+    @property
+    def name(self) -> str:
+        """Both arms, to be read."""
+        return f"{'/'.join(self.first)} and {'/'.join(self.second)}"
+
+
+class Prediction(_Read):
+    """What the scorer needs of prediction.json."""
+
+    format: Literal["routeblock.prediction.v1"]
+    fixture: str
+    lane: str
+    point: str
+    plan_source: str
+    launches: Annotated[dict[str, Launch], AfterValidator(_of_both)]
+    full_k_grid: Size
+    plans: dict[str, str]
+    exchange: Exchange
+    arms: list[PredictedArm]
+    pairs: list[PredictedPair]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Fixture and prediction: their digests, and everything that a run has to agree with."""
+
+    fixture_folder: Path
+    prediction_path: Path
+    spec: FixtureSpec
+    prediction: Prediction
+    fixture_digest: str
+    prediction_digest: str
+    inputs: Mapping[str, str]
+    """SHA-256 of each tensor that goes in; of the layer, its file."""
+    files: Mapping[str, str]
+    """SHA-256 of the fixture's files and the prediction by name, as every run's manifest must list them."""
+    topk_ids: NDArray[Any]
+    own: Mapping[str, StoredPlan]
+    """The plans of H0 and H1 that the injected cells use."""
+    lane: str
+    """The lane under which the verdict is filed: that of the runs, or `recorded-...` for runs rebuilt from evidence."""
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether a CPU computed the runs: there `native` replays a stored plan."""
+        return self.prediction.lane.startswith("twin-")
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of every surface, as safetensors writes it."""
+        return STORED_AS[self.spec.dtype]
+
+    @property
+    def pairs(self) -> dict[str, tuple[int, int] | None]:
+        """The exchange pairs, `within` and `across`, of the prediction; None where there is none."""
+        return {"within": self.prediction.exchange.within, "across": self.prediction.exchange.across}
+
+    @property
+    def arms(self) -> dict[Arm, StoredPlan]:
+        """Every cell and history that the fixture has a plan for, with that plan."""
+        found = {}
+        for cell in ASKED:
+            for history in HISTORIES:
+                plan = wanted_plan(cell, history, self.own, self.pairs, self.topk_ids)
+                if plan is not None:
+                    found[cell, history] = plan
+        return found
+
+    def shape(self, surface: str) -> list[int]:
+        """The shape that a surface has on this fixture."""
+        routes, hidden, intermediate = self.spec.tokens * self.spec.top_k, self.spec.hidden, self.spec.intermediate
+        shapes = {"w13": (routes, 2 * intermediate), "activation": (routes, intermediate), "w2": (routes, hidden)}
+        return list(shapes.get(surface, (self.spec.tokens, hidden)))
+
+    def launch(self, cell: str, gemm: str) -> tuple[int, int, int]:
+        """(thread_k, thread_n, grid) that a cell asks for: full_k puts both GEMMs on its own grid."""
+        thread_k, thread_n, grid = self.prediction.launches[gemm]
+        return thread_k, thread_n, self.prediction.full_k_grid if cell == "full_k" else grid
+
+
+def _refuse(path: Path, what: str, limit: str, way_out: str) -> InputError:
+    return InputError(what, where=str(path), limit=limit, way_out=way_out)
+
+
+Document = TypeVar("Document", bound=_Read)
+
+
+def _canonical(path: Path, model: type[Document], way_out: str) -> tuple[Document, str]:
+    try:
+        data = path.read_bytes()
+        if canonical_json(json.loads(data)) != data:
+            raise ValueError("not canonical JSON")
+        return model.model_validate_json(data), sha256_bytes(data)
+    except (OSError, ValueError, RecursionError) as e:
+        raise _refuse(path, f"not readable: {first_line(e)}", "canonical JSON of this version", way_out) from e
+
+
+def read_given(fixture: Path, prediction: Path, plans: Path | None = None, lane: str | None = None) -> Given:
+    """Read and hash the fixture and the prediction; `plans` is the file of captured plans, default the fixture's.
+
+    `lane`: the lane under which a verdict is filed, default that of the prediction. Raises InputError if a file is
+    missing or broken, or is not the one that fixture.json names, and for a lane that these runs are not of.
+    """
+    spec, fixture_digest = _canonical(fixture / FIXTURE, FixtureSpec, "make it with routeblock fixture")
+    frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock predict")
+    files = {FIXTURE: fixture_digest, PREDICTION: prediction_digest}
+    for name in (LAYER, INPUTS, PLANS):
+        path = fixture / name
+        if not path.is_file():
+            raise _refuse(path, "no such file", "a fixture has four files", "make the fixture again")
+        files[name] = sha256_file(path)
+        if files[name] != spec.digests.get(name):
+            limit = f"fixture.json names SHA-256 {spec.digests.get(name)}"
+            raise _refuse(path, f"its SHA-256 is {files[name]}", limit, "make the fixture again")
+    inputs = load_tensors(fixture / INPUTS)
+    stored = load_tensors(plans or fixture / PLANS)
+    shape = (spec.tokens, spec.top_k)
+    if inputs.keys() != {"hidden", "topk_ids", "topk_weights"} or inputs["topk_ids"].shape != shape:
+        held = ", ".join(f"{name} {list(x.shape)}" for name, x in sorted(inputs.items()))
+        limit = f"hidden, topk_weights, topk_ids {list(shape)}"
+        raise _refuse(fixture / INPUTS, f"it holds {held or 'nothing'}", limit, "make the fixture again")
+    routes = int(inputs["topk_ids"].size)
+    try:
+        own = {
+            h: StoredPlan(stored[f"{h}.sorted_token_ids"], stored[f"{h}.expert_ids"], spec.block_size, routes)
+            for h in HISTORIES
+        }
+    except KeyError as e:
+        raise _refuse(plans or fixture / PLANS, f"no tensor {e}", "plans of H0 and H1", "make the plans again") from e
+    for history, plan in own.items():
+        if fault := plan.fault(inputs["topk_ids"]):
+            way_out = "make the plans again"
+            raise _refuse(plans or fixture / PLANS, f"{history}: {fault[1]}", "a legal plan is needed", way_out)
+    hashed = {name: sha256_array(inputs[name]) for name in ("hidden", "topk_ids", "topk_weights")}
+    return Given(
+        fixture,
+        prediction,
+        spec,
+        frozen,
+        fixture_digest,
+        prediction_digest,
+        {**hashed, "layer": files[LAYER]},
+        files,
+        inputs["topk_ids"],
+        own,
+        _filed(prediction, frozen.lane, lane),
+    )
+
+
+def _filed(prediction: Path, own: str, lane: str | None) -> str:
+    # Evidence from a GPU may be filed as recorded; nothing else is called what it is not.
+    if lane in (None, own) or (own == "cuda" and lane is not None and lane.startswith("recorded-")):
+        return lane or own
+    raise _refuse(prediction, f"runs of lane {own}", f"they cannot be filed as {lane}", f"name {own}")
+
+
+def check_prediction(given: Given) -> Iterator[Finding]:
+    """Whether the prediction is about this fixture and these plans, complete, and free of contradiction."""
+    frozen = given.prediction
+
+    def finding(reason: Reason, detail: str) -> Finding:
+        return Finding(PREDICTION, reason, detail)
+
+    if frozen.fixture != given.fixture_digest:
+        yield finding(Reason.PREDICTION_MISMATCH, f"for fixture {frozen.fixture[:16]}, not {given.fixture_digest[:16]}")
+    for history, plan in given.own.items():
+        if frozen.plans.get(history) != plan.fingerprint:
+            yield finding(Reason.PREDICTION_MISMATCH, f"plan of {history} is not the stored one")
+    yield from _check_pairs(given)
+    arms = given.arms
+    listed = {(a.cell, a.history): a for a in frozen.arms}
+    if listed.keys() != arms.keys() or len(frozen.arms) != len(arms):
+        odd = sorted(listed.keys() ^ arms.keys()) or [("an arm", "twice")]
+        yield finding(Reason.PREDICTION_INCOMPLETE, f"arms differ from the study's: {'/'.join(odd[0])}")
+    for arm in sorted(listed.keys() & arms.keys()):
+        if listed[arm].fingerprint != arms[arm].fingerprint:
+            yield finding(Reason.PREDICTION_MISMATCH, f"plan of {'/'.join(arm)} is not what the intervention gives")
+        if any(listed[arm].launches.get(g) != given.launch(arm[0], g) for g in GEMMS):
+            yield finding(Reason.PREDICTION_MISMATCH, f"launch of {'/'.join(arm)} is not the cell's")
+    wanted = {frozenset(pair) for pair in combinations(arms, 2)}
+    pairs = [frozenset((p.first, p.second)) for p in frozen.pairs]
+    if set(pairs) != wanted or len(pairs) != len(wanted):
+        yield finding(Reason.PREDICTION_INCOMPLETE, f"{len(pairs)} pairs of arms; the study has {len(wanted)}")
+    for pair in frozen.pairs:
+        if pair.rows.keys() != set(SURFACES) or pair.must_coincide != [s for s in SURFACES if not pair.rows[s]]:
+            yield finding(Reason.PREDICTION_MISMATCH, f"{pair.name}: must_coincide is not what rows say")
+    yield from _check_full_k(given)
+
+
+def _check_pairs(given: Given) -> Iterator[Finding]:
+    """Stored plans have the fixture's pairs; any pair lies within one block, or across two of one expert."""
+    if given.prediction.plan_source == "stored" and given.prediction.exchange != given.spec.exchange:
+        yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, "exchange pairs are not the fixture's")
+    flat = given.topk_ids.reshape(-1)
+    for name, pair in given.pairs.items():
+        if pair is None:
+            continue
+        if not all(0 <= r < flat.size for r in pair) or pair[0] == pair[1] or flat[pair[0]] != flat[pair[1]]:
+            detail = f"pair {name} {list(pair)}: not two routes of one expert"
+            yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
+            continue
+        for history, plan in given.own.items():
+            owners = plan.owners()
+            if (owners[pair[0]] == owners[pair[1]]) != (name == "within"):
+                detail = f"pair {name} {list(pair)} stands in blocks {[owners[r] for r in pair]} under {history}"
+                yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
+
+
+def _check_full_k(given: Given) -> Iterator[Finding]:
+    _, thread_n, native = given.prediction.launches["w13"]
+    tiles = int(given.own["H0"].expert_ids.size) * (2 * given.spec.intermediate // thread_n)
+    if not tiles:
+        detail = f"W13 has no tile of {thread_n} columns in {2 * given.spec.intermediate}"
+        yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
+        return
+    # A grid that divides the tile count hands whole tiles to each CUDA block.
+    wanted = max(d for d in range(1, min(tiles, native) + 1) if tiles % d == 0)
+    if given.prediction.full_k_grid != wanted:
+        detail = f"grid {given.prediction.full_k_grid}; the largest divisor of {tiles} tiles up to {native} is {wanted}"
+        yield Finding(PREDICTION, Reason.FULL_K_SPLIT, detail)
+
+
+def bits(x: NDArray[Any]) -> NDArray[Any]:
+    """The raw bits of a float16 or bfloat16 array: what compares equal here is equal to the last bit."""
+    return x.view(np.uint16)
+
+
+def first_line(error: BaseException) -> str:
+    """What is wrong, without what a parser adds to it."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".lstrip(": ")
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
