@@ -74,11 +74,11 @@ def launch(_kernels: Any, _variant: Any, problem: Any, wide: bool, arguments: tu
     def at(pointer: int, count: int, kind: Any = ctypes.c_int32) -> Any:
         return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(kind)), (count,))
 
-    ids = at(topk, routes.value, ctypes.c_int64 if wide else ctypes.c_int32)
-    local = at(expert_map, experts.value) if expert_map else np.arange(experts.value, dtype=np.int32)
-    plan = reference(ids[:, None], experts.value, block.value, expert_map=local)
-    out, owners = at(sorted_ids, size.value), at(expert_ids, blocks.value)
-    out[:], owners[:] = problem.routes, inactive.value
+    ids = at(topk, routes, ctypes.c_int64 if wide else ctypes.c_int32)
+    local = at(expert_map, experts) if expert_map else np.arange(experts, dtype=np.int32)
+    plan = reference(ids[:, None], experts, block, expert_map=local)
+    out, owners = at(sorted_ids, size), at(expert_ids, blocks)
+    out[:], owners[:] = problem.routes, inactive
     out[: plan.num_tokens_post_padded], owners[: plan.num_blocks] = plan.sorted_token_ids, plan.expert_ids
     at(total, 1)[0] = plan.num_tokens_post_padded
 
@@ -123,6 +123,9 @@ def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> I
     schema = SimpleNamespace(arguments=[SimpleNamespace(type=t) for t in SCHEMA], returns=[])
     torch: Any = ModuleType("torch")
     torch.int32 = "int32"
+    torch.cuda = SimpleNamespace(
+        is_current_stream_capturing=lambda: False, current_stream=lambda device: SimpleNamespace(cuda_stream=0)
+    )
     torch.empty = lambda size, dtype, device: Tensor(np.full(size, -77, dtype), device)
     torch.ops = SimpleNamespace(
         _moe_C=SimpleNamespace(moe_align_block_size=SimpleNamespace(default=SimpleNamespace(_schema=schema)))

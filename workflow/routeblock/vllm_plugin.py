@@ -34,6 +34,7 @@ Align = Callable[..., tuple[Any, Any, Any]]
 # Below vLLM's own logger, whose handler and level it takes.
 logger = logging.getLogger("vllm.routeblock")
 _declined: set[str] = set()
+_workspaces: dict[tuple[int, int], Any] = {}
 
 
 class CanonicalAlignment:
@@ -62,11 +63,11 @@ class CanonicalAlignment:
         return align(topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts)
 
     def _obstacle(self, topk_ids: Any, num_experts: int) -> str:
-        from routeblock.cuda.align import prepare
+        from routeblock.cuda.align import dtype_name, prepare
         from routeblock.cuda.align_variants import MAX_EXPERTS
         from routeblock.errors import InputError
 
-        dtype = str(topk_ids.dtype).removeprefix("torch.")
+        dtype = dtype_name(topk_ids.dtype)
         if topk_ids.device.type != "cuda":
             return f"ids on {topk_ids.device.type}"
         if dtype not in ("int32", "int64"):
@@ -83,7 +84,7 @@ class CanonicalAlignment:
 def align(
     topk_ids: Any, block_size: int, num_experts: int, expert_map: Any, pad_sorted_ids: bool, ignore_invalid: bool
 ) -> tuple[Any, Any, Any]:
-    """Canonical alignment into buffers of vLLM's sizes; allocates them and the workspace on the device of the ids."""
+    """Canonical alignment into buffers of vLLM's sizes; allocates them on the device of the ids."""
     import torch
 
     from routeblock.cuda.align import moe_align_block_size, workspace_size
@@ -108,11 +109,22 @@ def align(
         expert_ids,
         total,
         expert_map if ignore_invalid else None,
-        workspace=empty(need) if need else None,
+        workspace=_workspace(torch, topk_ids.device, need) if need else None,
     )
     if expert_map is not None and not ignore_invalid:
         expert_ids = expert_map[expert_ids]
     return sorted_ids, expert_ids, total
+
+
+def _workspace(torch: Any, device: Any, need: int) -> Any:
+    """int32 [at least need]: kept per device and stream, whose order parts calls; under capture the graph owns it."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.empty((need,), dtype=torch.int32, device=device)
+    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
+    kept = _workspaces.get(key)
+    if kept is None or kept.numel() < need:
+        kept = _workspaces[key] = torch.empty((need,), dtype=torch.int32, device=device)
+    return kept
 
 
 def obstacle(module: Any) -> str:
