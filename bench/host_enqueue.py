@@ -35,8 +35,8 @@ def sides(tokens: int, seed: int) -> dict[str, dict[str, Callable[[], None]]]:
     """By scope, each side as a call."""
     import torch
 
-    from routeblock import vllm_plugin
     from routeblock.cuda.align import moe_align_block_size, workspace_size
+    from routeblock.vllm_plugin.alignment import align
 
     block, routes = fused_block_size(tokens), tokens * TOP_K
     random = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def sides(tokens: int, seed: int) -> dict[str, dict[str, Callable[[], None]]]:
         "wrapper": {
             "native": wrapped,
             "native_again": wrapped,
-            "canonical": lambda: vllm_plugin.align(ids, block, EXPERTS, None, False, False) and None,
+            "canonical": lambda: align(ids, block, EXPERTS, None, False, False) and None,
         },
     }
 

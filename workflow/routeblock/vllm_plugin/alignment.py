@@ -1,39 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canonical alignment in vLLM: a `vllm.general_plugins` entry point, off unless ROUTEBLOCK_CANONICAL_ALIGNMENT=1.
 
-It replaces the alignment of the Marlin MoE path: the name that `fused_marlin_moe` looks up. Other paths stay.
-
-Facts, from vLLM 0.24.0's model_executor/layers/fused_moe: the signature; the buffers' sizes; that an expert map reaches
-the operator only with `ignore_invalid_experts`, and is else applied to the blocks' experts afterwards.
+It replaces the alignment of the Marlin and Humming MoE paths: the name that their modules look up (`contract`). Other
+paths stay. Facts, from vLLM 0.24.0's model_executor/layers/fused_moe: buffer sizes; that an expert map reaches the
+operator only with `ignore_invalid_experts`, and is else applied to the blocks' experts afterwards.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
-VARIABLE = "ROUTEBLOCK_CANONICAL_ALIGNMENT"
-MODULE, NAME = "vllm.model_executor.layers.fused_moe.experts.marlin_moe", "moe_align_block_size"
-# Parameters of vLLM's function with their defaults; `...` has none.
-PARAMETERS: tuple[tuple[str, Any], ...] = (
-    ("topk_ids", ...),
-    ("block_size", ...),
-    ("num_experts", ...),
-    ("expert_map", None),
-    ("pad_sorted_ids", False),
-    ("ignore_invalid_experts", False),
-)
-# Argument types of the operator behind it, as torch spells them; it returns nothing.
-OPERATOR = ("Tensor", "int", "int", "Tensor", "Tensor", "Tensor", "Optional[Tensor]")
+from routeblock.cuda.align import dtype_name, moe_align_block_size, prepare, workspace_size
+from routeblock.cuda.align_variants import MAX_EXPERTS
+from routeblock.errors import InputError
+from routeblock.vllm_plugin.contract import NAME, Contract, contract, known_versions
 
-Align = Callable[..., tuple[Any, Any, Any]]
+VARIABLE = "ROUTEBLOCK_CANONICAL_ALIGNMENT"
+
+Align = Callable[..., tuple[Any, ...]]
 # Below vLLM's own logger, whose handler and level it takes.
 logger = logging.getLogger("vllm.routeblock")
-_declined: set[str] = set()
+_declined: set[tuple[str, str]] = set()
 _workspaces: dict[tuple[int, int], Any] = {}
 
 
@@ -51,22 +44,24 @@ class CanonicalAlignment:
         expert_map: Any = None,
         pad_sorted_ids: bool = False,
         ignore_invalid_experts: bool = False,
-    ) -> tuple[Any, Any, Any]:
+        return_scatter_idx: bool = False,
+    ) -> tuple[Any, ...]:
         """Sorted ids, experts of blocks and the padded total, in canonical order; arguments and results as vLLM's.
 
+        return_scatter_idx: a fourth result, int32 [routes, 1], each route's own number or -1 where it takes no slot.
         Raises InputError for what vLLM's kernel would read beyond a buffer, such as a map of another length.
         """
         reason = self._obstacle(topk_ids, num_experts)
         if reason:
             _decline(reason)
-            return self.own(topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts)
-        return align(topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts)
+            given = (topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts)
+            return self.own(*given, return_scatter_idx=True) if return_scatter_idx else self.own(*given)
+        aligned = align(topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts)
+        if not return_scatter_idx:
+            return aligned
+        return (*aligned, _scatter_index(topk_ids, num_experts, expert_map))
 
     def _obstacle(self, topk_ids: Any, num_experts: int) -> str:
-        from routeblock.cuda.align import dtype_name, prepare
-        from routeblock.cuda.align_variants import MAX_EXPERTS
-        from routeblock.errors import InputError
-
         dtype = dtype_name(topk_ids.dtype)
         if topk_ids.device.type != "cuda":
             return f"ids on {topk_ids.device.type}"
@@ -86,8 +81,6 @@ def align(
 ) -> tuple[Any, Any, Any]:
     """Canonical alignment into buffers of vLLM's sizes; allocates them on the device of the ids."""
     import torch
-
-    from routeblock.cuda.align import moe_align_block_size, workspace_size
 
     routes = topk_ids.numel()
     length = routes + num_experts * (block_size - 1)
@@ -116,6 +109,17 @@ def align(
     return sorted_ids, expert_ids, total
 
 
+def _scatter_index(topk_ids: Any, num_experts: int, expert_map: Any) -> Any:
+    import torch
+
+    flat = topk_ids.reshape(-1)
+    valid = (flat >= 0) & (flat < num_experts)
+    if expert_map is not None:
+        valid &= expert_map[flat.clamp(0, num_experts - 1)] >= 0
+    routes = torch.arange(flat.numel(), dtype=torch.int32, device=topk_ids.device)
+    return torch.where(valid, routes, -1).view(-1, 1)
+
+
 def _workspace(torch: Any, device: Any, need: int) -> Any:
     """int32 [at least need]: kept per device and stream, whose order parts calls; under capture the graph owns it."""
     if torch.cuda.is_current_stream_capturing():
@@ -127,23 +131,23 @@ def _workspace(torch: Any, device: Any, need: int) -> Any:
     return kept
 
 
-def obstacle(module: Any) -> str:
+def obstacle(module: Any, contract: Contract) -> str:
     """Why the alignment of vLLM's module cannot be replaced, in a few words; empty if it can."""
     own = getattr(module, NAME, None)
     if own is None:
-        return f"{MODULE} has no {NAME}"
+        return f"{module.__name__} has no {NAME}"
     signature = inspect.signature(own)
-    told = tuple((p.name, ... if p.default is p.empty else p.default) for p in signature.parameters.values())
-    if told != PARAMETERS:
-        return f"{NAME}{signature} is not the signature of vLLM 0.24.0"
+    found = tuple((p.name, ... if p.default is p.empty else p.default) for p in signature.parameters.values())
+    if found != contract.parameters:
+        return f"{NAME}{signature} is not the signature of this version"
     try:
         import torch
 
         schema = torch.ops._moe_C.moe_align_block_size.default._schema
     except (ImportError, AttributeError) as e:
         return f"the operator _moe_C::{NAME} is not there: {e}"
-    if (tuple(str(a.type) for a in schema.arguments), len(schema.returns)) != (OPERATOR, 0):
-        return f"{schema} is not the operator of vLLM 0.24.0"
+    if (tuple(str(a.type) for a in schema.arguments), len(schema.returns)) != (contract.operator, 0):
+        return f"{schema} is not the operator of this version"
     try:
         importlib.import_module("cuda.core")
     except ImportError as e:
@@ -156,21 +160,34 @@ def register() -> None:
     if os.environ.get(VARIABLE) != "1":
         return
     try:
-        module: Any = importlib.import_module(MODULE)
+        version = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        _decline("vllm is not installed")
+        return
+    known = contract(version)
+    if known is None:
+        _decline(f"vllm {version} is not a version that was read, {known_versions()}")
+        return
+    for kernel, name in known.modules:
+        _replace(kernel, name, known)
+
+
+def _replace(kernel: str, name: str, known: Contract) -> None:
+    try:
+        module: Any = importlib.import_module(name)
     except Exception as e:  # whatever vLLM's import raises on this machine, its own path must stay
-        module, reason = None, f"{MODULE} does not import: {e}"
-    else:
-        if isinstance(getattr(module, NAME, None), CanonicalAlignment):
-            return
-        reason = obstacle(module)
-    if reason:
-        _decline(reason)
+        _decline(f"{name} does not import: {e}", kernel)
+        return
+    if isinstance(getattr(module, NAME, None), CanonicalAlignment):
+        return
+    if reason := obstacle(module, known):
+        _decline(reason, kernel)
         return
     setattr(module, NAME, CanonicalAlignment(getattr(module, NAME)))
-    logger.info("routeblock: MoE alignment in canonical order (expert id, route id) in fused_marlin_moe")
+    logger.info("routeblock: MoE alignment in canonical order (expert id, route id) for %s, in %s", kernel, name)
 
 
-def _decline(reason: str) -> None:
-    if reason not in _declined:
-        _declined.add(reason)
-        logger.warning("routeblock: alignment stays vLLM's own, in no fixed order: %s", reason)
+def _decline(reason: str, kernel: str = "every kernel") -> None:
+    if (kernel, reason) not in _declined:
+        _declined.add((kernel, reason))
+        logger.warning("routeblock: alignment stays vLLM's own for %s, in no fixed order: %s", kernel, reason)
