@@ -36,7 +36,7 @@ def sides(tokens: int, seed: int) -> dict[str, dict[str, Callable[[], None]]]:
     import torch
 
     from routeblock.cuda.align import moe_align_block_size, workspace_size
-    from routeblock.vllm_plugin.alignment import align
+    from routeblock.vllm_plugin.alignment import CanonicalAlignment
 
     block, routes = fused_block_size(tokens), tokens * TOP_K
     random = np.random.default_rng(seed)
@@ -54,6 +54,8 @@ def sides(tokens: int, seed: int) -> dict[str, dict[str, Callable[[], None]]]:
     need = workspace_size(routes, EXPERTS, block, 0)
     space = empty(need) if need else None
 
+    ours = CanonicalAlignment(native)
+
     def wrapped() -> None:
         # The work of vLLM 0.24.0's Python function: three buffers, one operator.
         made = (empty(length), empty(-(-length // block)), empty(1))
@@ -68,7 +70,7 @@ def sides(tokens: int, seed: int) -> dict[str, dict[str, Callable[[], None]]]:
         "wrapper": {
             "native": wrapped,
             "native_again": wrapped,
-            "canonical": lambda: align(ids, block, EXPERTS, None, False, False) and None,
+            "canonical": lambda: ours(ids, block, EXPERTS, None, False, False) and None,
         },
     }
 

@@ -26,9 +26,10 @@ typedef struct {
 } Seen;
 
 Seen seen;
-int status = 0, pointers = 0, integers = 0;
+int status = 0, pointers = 0, integers = 0, count = 0;
 
 int cuLaunchKernelEx(const Config* config, void* function, void** parameters, void** extra) {
+  count++;
   memset(&seen, 0, sizeof seen);
   memcpy(seen.launch, config, sizeof seen.launch);
   seen.stream = (unsigned long long)config->stream;

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from routeblock.cuda import packed_launch
-from routeblock.cuda.packed_launch import PackedLaunch
+from routeblock.cuda.packed_launch import PackedLaunch, Step
 
 
 class Seen(ctypes.Structure):
@@ -39,7 +39,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_each_call_hands_over_its_own_pointers_and_integers(driver: Any) -> None:
-    launch = PackedLaunch(0x7FFF12345678, 5, grid=3, block=512, shared_bytes=70_000)
+    launch = PackedLaunch(5, [Step(0x7FFF12345678, 3, 512, 70_000)])
     for stream, values in ((0, (2**47 - 8, 0, -1, 2**31 - 1, 0)), (0x55AA00, (16, 2**46, 7, -(2**31), 5))):
         launch(stream, values)
         seen = Seen.in_dll(driver, "seen")
@@ -50,7 +50,7 @@ def test_each_call_hands_over_its_own_pointers_and_integers(driver: Any) -> None
 
 
 def test_a_cluster_is_an_attribute_of_the_launch(driver: Any) -> None:
-    PackedLaunch(1, 5, grid=16, block=1024, shared_bytes=0, cluster=16)(0, (0,) * 5)
+    PackedLaunch(5, [Step(1, 16, 1024, cluster=16)])(0, (0,) * 5)
     seen = Seen.in_dll(driver, "seen")
     # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     assert (seen.attribute_count, seen.attribute_id, tuple(seen.cluster)) == (1, 4, (16, 1, 1))
@@ -59,4 +59,11 @@ def test_a_cluster_is_an_attribute_of_the_launch(driver: Any) -> None:
 def test_a_refusal_of_the_driver_is_raised_with_its_number(driver: Any) -> None:
     ctypes.c_int.in_dll(driver, "status").value = 719
     with pytest.raises(RuntimeError, match="error 719"):
-        PackedLaunch(1, 5, grid=1, block=32, shared_bytes=0)(0, (0,) * 5)
+        PackedLaunch(5, [Step(1, 1, 32)])(0, (0,) * 5)
+
+
+def test_two_kernels_take_the_same_parameters_in_order(driver: Any) -> None:
+    PackedLaunch(5, [Step(1, 2, 32), Step(7, 5, 64, 16)])(3, (8, 16, 1, 2, 3))
+    seen = Seen.in_dll(driver, "seen")
+    assert (ctypes.c_int.in_dll(driver, "count").value, seen.function, seen.stream) == (2, 7, 3)
+    assert (tuple(seen.launch), tuple(seen.integers)[:3]) == ((5, 1, 1, 64, 1, 1, 16), (1, 2, 3))

@@ -72,8 +72,9 @@ class Tensor:
         return Tensor(self.array[at.array], self.device)
 
 
-def launch(_kernels: Any, _variant: Any, problem: Any, wide: bool, arguments: tuple[Any, ...], _workspace: Any) -> None:
+def launch(_kernels: Any, variant: Any, problem: Any, wide: bool, arguments: tuple[Any, ...], workspace: Any) -> None:
     """What a launch writes, by the reference, through the pointers it is given."""
+    assert workspace is None or workspace.numel() >= variant.workspace_ints(problem) > 0
     topk, expert_map, sorted_ids, expert_ids, total, routes, experts, block, size, blocks, inactive = arguments
 
     def at(pointer: int, count: int, kind: Any = ctypes.c_int32) -> Any:
@@ -155,9 +156,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> I
     schema = SimpleNamespace(arguments=[SimpleNamespace(type=t) for t in SCHEMA], returns=[])
     torch: Any = ModuleType("torch")
     torch.int32 = "int32"
-    torch.cuda = SimpleNamespace(
-        is_current_stream_capturing=lambda: False, current_stream=lambda device: SimpleNamespace(cuda_stream=0)
-    )
+    torch.cuda = SimpleNamespace(is_current_stream_capturing=lambda: False)
+    torch._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda device: 0)
     torch.empty = lambda size, dtype, device: Tensor(np.full(size, -77, dtype), device)
     torch.ops = SimpleNamespace(
         _moe_C=SimpleNamespace(moe_align_block_size=SimpleNamespace(default=SimpleNamespace(_schema=schema)))
@@ -203,7 +203,7 @@ def routing(tokens: int, experts: int, dtype: Any = np.int32) -> Tensor:
     return Tensor(np.ascontiguousarray(order[:, :8], dtype))
 
 
-@pytest.mark.parametrize("tokens", [1, 21, 4096])
+@pytest.mark.parametrize("tokens", [1, 21, 4096, 16384])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("pad", [False, True])
 def test_plans_are_the_reference_in_vllms_sizes(vllm: StandIn, tokens: int, dtype: Any, pad: bool) -> None:
@@ -396,9 +396,9 @@ def test_many_routes_share_a_workspace_on_a_stream_and_a_graph_has_its_own(
 ) -> None:
     monkeypatch.setattr(vllm_plugin, "_workspaces", {})
     torch, device = sys.modules["torch"], Device("cuda")
-    first = vllm_plugin._workspace(torch, device, 64)
-    assert vllm_plugin._workspace(torch, device, 32) is first
-    larger = vllm_plugin._workspace(torch, device, 128)
-    assert larger.numel() == 128 and vllm_plugin._workspace(torch, device, 64) is larger
+    first = vllm_plugin._workspace(device, 64)
+    assert vllm_plugin._workspace(device, 32) is first
+    larger = vllm_plugin._workspace(device, 128)
+    assert larger.numel() == 128 and vllm_plugin._workspace(device, 64) is larger
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_current_stream_capturing=lambda: True))
-    assert vllm_plugin._workspace(torch, device, 64) is not larger
+    assert vllm_plugin._workspace(device, 64) is not larger

@@ -62,8 +62,9 @@ def moe_align_block_size(
     int32 [at least min(routes * block_size, routes + num_experts * (block_size - 1)), whole blocks], expert_ids int32
     [at least one a block of it], num_tokens_post_padded int32 [1]: written whole, sentinel `routes` and `inactive`
     beyond what is used. expert_map: int32 [num_experts], local id or -1. workspace: int32 [`workspace_size`], with
-    anything in it. variant: a name of `align_variants.VARIANTS` instead of the one that serves this size. All on one
-    CUDA device, contiguous. Raises InputError, without a launch, for anything else.
+    anything in it, or a function of device and entries that gives one where a call needs it. variant: a name of
+    `align_variants.VARIANTS` instead of the one that serves this size. All on one CUDA device, contiguous. Raises
+    InputError, without a launch, for anything else.
     """
     device = topk_ids.device
     _tensor("topk_ids", topk_ids, device, _IDS)
@@ -80,8 +81,9 @@ def moe_align_block_size(
                 f"one for each of the {num_experts} global experts",
                 "pass the whole map",
             )
+    space = None
     if served.workspace:
-        _workspace(workspace, device, served)
+        space = workspace(device, served.workspace) if callable(workspace) else _checked(workspace, device, served)
     _launch(
         kernels,
         served.variant,
@@ -100,7 +102,7 @@ def moe_align_block_size(
             expert_ids.numel(),
             inactive,
         ),
-        workspace,
+        space,
     )
 
 
@@ -111,14 +113,17 @@ def _launch(
 
     address = 0 if workspace is None else workspace.data_ptr()
     if torch.cuda.current_device() == kernels.index:
-        kernels.launch(variant, problem, wide, _stream(torch, kernels.index), arguments, address)
+        kernels.launch(variant, problem, wide, current_stream(kernels.index), arguments, address)
         return
     with torch.cuda.device(kernels.index):
-        kernels.launch(variant, problem, wide, _stream(torch, kernels.index), arguments, address)
+        kernels.launch(variant, problem, wide, current_stream(kernels.index), arguments, address)
 
 
-def _stream(torch: Any, device: int) -> int:
-    """The handle of torch's current stream. Its public form makes an object per call; the other is what Triton uses."""
+def current_stream(device: int) -> int:
+    """The handle of torch's current stream on a device."""
+    import torch
+
+    # torch's public form makes an object per call; this one is what Triton's launcher uses.
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return int(raw(device) if raw else torch.cuda.current_stream(device).cuda_stream)
 
@@ -169,7 +174,7 @@ def _output(name: str, tensor: Any, device: Any, least: int) -> None:
         raise _refuse(f"{name} of {tensor.numel()} entries", f"at most {_INT32_MAX}", "pass a smaller buffer")
 
 
-def _workspace(workspace: Any, device: Any, served: _Served) -> None:
+def _checked(workspace: Any, device: Any, served: _Served) -> Any:
     if workspace is None:
         raise _refuse(
             f"{served.problem.routes} routes without a workspace",
@@ -181,13 +186,13 @@ def _workspace(workspace: Any, device: Any, served: _Served) -> None:
         raise _refuse(
             f"workspace at address {workspace.data_ptr():#x}", "a multiple of 16", "pass the start of an allocation"
         )
+    return workspace
 
 
 def _tensor(name: str, tensor: Any, device: Any, dtypes: tuple[str, ...], least: int = 0) -> None:
-    if tensor.device.type != "cuda" or tensor.device != device:
-        raise _refuse(
-            f"{name} on {tensor.device}", f"{device if device.type == 'cuda' else 'a CUDA device'}", "move it"
-        )
+    found = tensor.device
+    if found != device or found.type != "cuda":
+        raise _refuse(f"{name} on {found}", f"{device if device.type == 'cuda' else 'a CUDA device'}", "move it")
     if dtype_name(tensor.dtype) not in dtypes:
         raise _refuse(f"{name} of {dtype_name(tensor.dtype)}", " or ".join(dtypes), "convert it")
     if not tensor.is_contiguous():

@@ -9,7 +9,7 @@ from typing import Any
 
 from routeblock.cuda import nvrtc
 from routeblock.cuda.align_variants import PLAIN_SHARED_BYTES, Gpu, Kind, Problem, Variant
-from routeblock.cuda.packed_launch import PackedLaunch
+from routeblock.cuda.packed_launch import PackedLaunch, Step
 from routeblock.errors import InputError
 
 SOURCE = Path(__file__).with_name("align.cu")
@@ -58,15 +58,13 @@ class Kernels:
         wide: ids are int64. arguments: the pointers and integers that every kernel of align.cu takes; workspace: the
         pointer, for variants that use one.
         """
-        steps, slots = self._prepared(variant, problem, wide)
-        last = workspace if slots is None else slots
-        for step in steps:
-            step(stream, (*arguments, last))
+        launch, slots = self._prepared(variant, problem, wide)
+        launch(stream, (*arguments, workspace if slots is None else slots))
 
-    def _prepared(self, variant: Variant, problem: Problem, wide: bool) -> tuple[list[PackedLaunch], int | None]:
-        """The launches of these sizes, packed for this thread, and the last argument where it is no workspace."""
+    def _prepared(self, variant: Variant, problem: Problem, wide: bool) -> tuple[PackedLaunch, int | None]:
+        """The launch of these sizes, packed for this thread, and the last argument where it is no workspace."""
         try:
-            kept = self._packed.of_thread
+            kept: dict[tuple[Any, ...], tuple[PackedLaunch, int | None]] = self._packed.of_thread
         except AttributeError:
             kept = self._packed.of_thread = {}
         key = (variant.name, problem.routes, problem.experts, problem.block_size, wide)
@@ -75,27 +73,29 @@ class Kernels:
             if len(kept) >= MOST_PREPARED:
                 kept.clear()
             slots = None if variant.kind is Kind.TILES else variant.slots(problem)
-            found = kept[key] = (self._make_steps(variant, problem, wide), slots)
-        return found  # type: ignore[no-any-return]
+            found = kept[key] = (self._pack(variant, problem, wide), slots)
+        return found
 
-    def _make_steps(self, variant: Variant, problem: Problem, wide: bool) -> list[PackedLaunch]:
+    def _pack(self, variant: Variant, problem: Problem, wide: bool) -> PackedLaunch:
         suffix = "i64" if wide else "i32"
         shared = variant.shared_bytes(problem)
         if variant.kind is Kind.TILES:
             stages = {"_count": 4 * 4 * ((problem.experts + 4) // 4), "_scatter": shared}
         else:
             stages = {"": shared}
-        return [
-            PackedLaunch(
-                int(self._kernel(f"{variant.name}{stage}_{suffix}", size, variant.cluster).handle),
-                PARAMETERS,
-                grid=variant.parts(problem),
-                block=variant.threads,
-                shared_bytes=size,
-                cluster=variant.cluster if variant.kind is Kind.CLUSTER else 1,
-            )
-            for stage, size in stages.items()
-        ]
+        return PackedLaunch(
+            PARAMETERS,
+            [
+                Step(
+                    int(self._kernel(f"{variant.name}{stage}_{suffix}", size, variant.cluster).handle),
+                    variant.parts(problem),
+                    variant.threads,
+                    size,
+                    variant.cluster if variant.kind is Kind.CLUSTER else 1,
+                )
+                for stage, size in stages.items()
+            ],
+        )
 
     def _kernel(self, name: str, shared: int, cluster: int) -> Any:
         """The kernel `name`, allowed to take `shared` bytes a block and `cluster` blocks a cluster."""

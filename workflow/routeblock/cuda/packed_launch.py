@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from struct import Struct
 from typing import Any
@@ -38,33 +39,45 @@ def _driver() -> Any:
     return ctypes.PyDLL("libcuda.so.1")
 
 
-class PackedLaunch:
-    """One launch of `function` (CUfunction or CUkernel handle) with `parameters` pointers or 32-bit integers.
+@dataclass(frozen=True)
+class Step:
+    """A kernel: CUfunction or CUkernel handle, blocks and threads along x, dynamic shared memory, blocks a cluster."""
 
-    grid, block: blocks and threads along x; shared_bytes: dynamic shared memory of a block; cluster: blocks a cluster,
-    1 for none. Belongs to one thread: calls from two threads would write the same parameters.
+    function: int
+    grid: int
+    block: int
+    shared_bytes: int = 0
+    cluster: int = 1
+
+
+class PackedLaunch:
+    """Kernels that are enqueued one after the other with the same `parameters`, pointers or 32-bit integers.
+
+    Belongs to one thread: calls from two threads would write the same parameters.
     """
 
-    def __init__(
-        self, function: int, parameters: int, *, grid: int, block: int, shared_bytes: int, cluster: int = 1
-    ) -> None:
+    def __init__(self, parameters: int, steps: Sequence[Step]) -> None:
         self._pack = Struct(f"={parameters}q").pack_into
         self._values = ctypes.create_string_buffer(8 * parameters)
         start = ctypes.addressof(self._values)
-        # Each value has eight bytes; the kernel reads the first four of an integer, whatever its sign.
-        self._pointers = (ctypes.c_void_p * parameters)(*range(start, start + 8 * parameters, 8))
-        self._config = _Config((grid, 1, 1), (block, 1, 1), shared_bytes)
-        if cluster > 1:
-            self._attribute = _Attribute(_CLUSTER_DIMENSION)
-            self._attribute.value[:3] = (cluster, 1, 1)
-            self._config.attributes = ctypes.pointer(self._attribute)
-            self._config.attribute_count = 1
-        self._arguments = (ctypes.byref(self._config), ctypes.c_void_p(function), self._pointers, None)
+        # Each value has eight bytes; a kernel reads the first four of an integer, whatever its sign.
+        pointers = (ctypes.c_void_p * parameters)(*range(start, start + 8 * parameters, 8))
         self._enqueue = _driver().cuLaunchKernelEx
+        self._calls: list[tuple[_Config, tuple[Any, ...]]] = []
+        for step in steps:
+            config = _Config((step.grid, 1, 1), (step.block, 1, 1), step.shared_bytes)
+            if step.cluster > 1:
+                attribute = _Attribute(_CLUSTER_DIMENSION)
+                attribute.value[:3] = (step.cluster, 1, 1)
+                config.attributes = ctypes.pointer(attribute)
+                config.attribute_count = 1
+            arguments = (ctypes.byref(config), ctypes.c_void_p(step.function), pointers, None)
+            self._calls.append((config, arguments))
 
     def __call__(self, stream: int, values: Sequence[int]) -> None:
         """Enqueue on the stream with this handle, in the current context. Raises RuntimeError if the driver refuses."""
         self._pack(self._values, 0, *values)
-        self._config.stream = stream
-        if status := self._enqueue(*self._arguments):
-            raise RuntimeError(f"cuLaunchKernelEx: error {status} of the CUDA driver")
+        for config, arguments in self._calls:
+            config.stream = stream
+            if status := self._enqueue(*arguments):
+                raise RuntimeError(f"cuLaunchKernelEx: error {status} of the CUDA driver")

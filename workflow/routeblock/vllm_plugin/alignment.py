@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from routeblock.cuda.align import dtype_name, moe_align_block_size, prepare, workspace_size
+from routeblock.cuda.align import current_stream, dtype_name, moe_align_block_size, prepare
 from routeblock.cuda.align_variants import MAX_EXPERTS
 from routeblock.errors import InputError
 from routeblock.vllm_plugin.contract import NAME, Contract, contract, known_versions
@@ -93,7 +93,6 @@ def align(
         return torch.empty((size,), dtype=torch.int32, device=topk_ids.device)
 
     sorted_ids, expert_ids, total = empty(length), empty(-(-length // block_size)), empty(1)
-    need = workspace_size(routes, num_experts, block_size, topk_ids.device.index)
     moe_align_block_size(
         topk_ids.contiguous(),
         num_experts,
@@ -102,7 +101,7 @@ def align(
         expert_ids,
         total,
         expert_map if ignore_invalid else None,
-        workspace=_workspace(torch, topk_ids.device, need) if need else None,
+        workspace=_workspace,
     )
     if expert_map is not None and not ignore_invalid:
         expert_ids = expert_map[expert_ids]
@@ -120,11 +119,13 @@ def _scatter_index(topk_ids: Any, num_experts: int, expert_map: Any) -> Any:
     return torch.where(valid, routes, -1).view(-1, 1)
 
 
-def _workspace(torch: Any, device: Any, need: int) -> Any:
+def _workspace(device: Any, need: int) -> Any:
     """int32 [at least need]: kept per device and stream, whose order parts calls; under capture the graph owns it."""
+    import torch
+
     if torch.cuda.is_current_stream_capturing():
         return torch.empty((need,), dtype=torch.int32, device=device)
-    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
+    key = (device.index, current_stream(device.index))
     kept = _workspaces.get(key)
     if kept is None or kept.numel() < need:
         kept = _workspaces[key] = torch.empty((need,), dtype=torch.int32, device=device)
