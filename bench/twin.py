@@ -29,7 +29,7 @@ from rich.table import Table
 from routeblock.moe.routing import AlignedPlan, align
 from routeblock.route_block.fixtures import published_geometry as geometry
 from routeblock.route_block.fixtures.fixture import load_fixture
-from routeblock.route_block.runs.twin import unpack
+from routeblock.twin.weights import unpack
 from routeblock.twin.gemm import moe_gemm
 
 ROUNDS = 12

@@ -17,7 +17,7 @@ from routeblock.route_block.fixtures.fixture import plan_tensors
 from routeblock.route_block.operating_point import LaneFacts
 from routeblock.route_block.prediction import predict
 from routeblock.route_block.runs.run import run
-from routeblock.route_block.scorer.inputs import read_given
+from routeblock.route_block.scorer.inputs import read_study
 from routeblock.route_block.scorer.relations import Status
 from routeblock.route_block.scorer.score import judge
 
@@ -58,7 +58,7 @@ def test_captures_with_one_plan_give_a_sound_study_without_the_exchange_across(
             start(cell, history)
     with pytest.raises(InputError, match=r"swap_across: no exchange pair.*no across pair in the captured plans"):
         start("swap_across", "H0")
-    given = read_given(tmp_path / "fixture", runs / "prediction.json", tmp_path / "plans.safetensors")
+    given = read_study(tmp_path / "fixture", runs / "prediction.json", tmp_path / "plans.safetensors")
     score = judge(given, runs, 1)
     assert score.document["sound"] and not score.findings
     relations = score.document["relations"]

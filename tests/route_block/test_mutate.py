@@ -18,8 +18,8 @@ DECLARED = Path(__file__).resolve().parents[2] / "fixtures" / "mutations.json"
 
 
 def _run(study: Study, out: Path, *more: str) -> int:
-    arguments = ["mutate", "--fixture", study.fixture, "--prediction", study.prediction, "--runs", study.runs]
-    rest = ["--replicates", "2", "--declared", DECLARED, "--out", out, *more]
+    arguments = ["mutate", *study.options]
+    rest = ["--replicates", "5", "--declared", DECLARED, "--out", out, *more]
     return main([str(a) for a in (*arguments, *rest)])
 
 

@@ -59,6 +59,19 @@ RULES: dict[str, Code] = {
     "run_cuda": Code(
         ("routeblock.route_block.runs.run", "routeblock.route_block.runs.cuda", "routeblock.cuda.gpu_lock"), _PROBE
     ),
+    # With the code of the runs, whose digest they write down.
+    "identity": Code(
+        ("routeblock.route_block.runs.identity", "routeblock.route_block.runs.run", "routeblock.route_block.runs.twin")
+    ),
+    "identity_cuda": Code(
+        (
+            "routeblock.route_block.runs.identity",
+            "routeblock.route_block.runs.run",
+            "routeblock.route_block.runs.cuda",
+            "routeblock.cuda.gpu_lock",
+        ),
+        _PROBE,
+    ),
     "capture": Code(("routeblock.route_block.gpu.captures", "routeblock.cuda.gpu_lock"), _PROBE),
     "captured_plans": Code(("routeblock.route_block.gpu.captures",)),
     "census": Code(("routeblock.route_block.gpu.census", "routeblock.cuda.gpu_lock"), _PROBE),
