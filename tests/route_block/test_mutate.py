@@ -11,7 +11,6 @@ from synthetic import Study
 
 from routeblock.cli import main
 from routeblock.evidence.digest import sha256_file
-from routeblock.route_block.scorer import mutations as module
 from routeblock.route_block.scorer.mutations import MUTATE
 
 DECLARED = Path(__file__).resolve().parents[2] / "fixtures" / "mutations.json"
@@ -51,9 +50,9 @@ def test_kept_copies_are_whole_and_a_link_to_nothing(study: Study, tmp_path: Pat
 def test_a_scorer_that_accepts_a_mutation_is_found_out(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("routeblock.route_block.scorer.audit._identities", lambda runs: iter(()))
+    monkeypatch.setattr("routeblock.route_block.scorer.audit._order", lambda runs, study: iter(()))
     assert _run(study, tmp_path / "m.json") == 1
-    expected = "full_k/H1/rep1: mutation identity: nothing found, declared identity_differs\n"
+    expected = "replay/H1/rep1, cross/H1/rep1: mutation order: nothing found, declared wrong_order\n"
     assert capsys.readouterr().out == expected
 
 
@@ -79,4 +78,3 @@ def test_a_missing_run_is_bad_input_and_leaves_nothing(study: Study, tmp_path: P
     out = tmp_path / "results"
     assert _run(study, out / "m.json") == 2
     assert not out.exists()
-    assert module.MOST_REPLICATES == 2

@@ -509,7 +509,7 @@ def random_plans(
 @app.command()
 def table(
     name: Annotated[
-        str, typer.Argument(help="geometry, trajectories, relations, differences, mutations or prediction.")
+        str, typer.Argument(help="geometry, studies, trajectories, relations, differences, mutations or prediction.")
     ],
     source: Annotated[list[Path], typer.Option("--from", help="fixture.json, score.json or mutations.json; repeat.")],
     out: Annotated[Path, typer.Option(help="Folder for the table as .parquet, .csv and .md, and its manifest.")],

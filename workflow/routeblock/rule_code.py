@@ -37,7 +37,7 @@ class Code:
     files: tuple[str, ...] = ()
 
 
-TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "prediction")
+TABLES = ("geometry", "studies", "trajectories", "relations", "differences", "mutations", "prediction")
 GPU_TABLES = ("agreement", "census", "probe_control", "versions")
 _PROBE = ("cuda/grid_probe.c",)
 FIGURES = ("partition", "differences", "trajectories")

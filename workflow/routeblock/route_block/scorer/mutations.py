@@ -84,6 +84,8 @@ class Run:
         self.record["plan"].update(stated)
         for marker in self.record["treatment"].values():
             marker["sorted_token_ids"] = plan.digests[0]
+        if found := self.record.get("consumption"):
+            found.update(sorted_token_ids=plan.digests[0], expert_ids=plan.digests[1])
 
 
 class _ImpossibleError(Exception):

@@ -71,6 +71,7 @@ def judge(study: Study, runs: Path, replicates: int) -> Score:
         "evidence": evidence,
         "identity": {"sha256": study.identity_digest, "frozen": study.identity.frozen},
         "order": NOT_CLAIMED if study.is_twin else BY_TELEMETRY,
+        "grids": sorted({_grids(study, run) for run in audited}),
         "consumed": dict(Counter(_consumed(run) for run in audited)),
         "exchange": study.prediction.exchange.model_dump(mode="json"),
         "sound": sound,
@@ -92,6 +93,12 @@ def evidence_of(replicates: int) -> str:
 
 def _consumed(run: Audited) -> str:
     return run.record.consumption.source if run.record.consumption else ASKED_ONLY
+
+
+def _grids(study: Study, run: Audited) -> str:
+    if study.is_twin:
+        return "slices returned by the twin's loops"
+    return run.record.identity.environment.get("grid_marker", "unknown")
 
 
 def _in_order(audited: Sequence[Audited]) -> list[Audited]:
