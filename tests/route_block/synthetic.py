@@ -33,7 +33,7 @@ from routeblock.route_block.runs.run import run
 from routeblock.route_block.scorer.audit import STATUS
 from routeblock.route_block.scorer.inputs import read_study
 from routeblock.route_block.scorer.mutations import seal_anew
-from routeblock.route_block.scorer.score import Score, judge
+from routeblock.route_block.scorer.score import Score, judge, score
 from routeblock.twin.layer import combine, silu_and_mul
 
 CODE = "c" * 64
@@ -174,6 +174,18 @@ class Study:
     def judge(self) -> Score:
         """The scorer's verdict."""
         return judge(read_study(self.fixture, self.prediction, self.identity), self.runs, self.replicates)
+
+    def score(self, out: Path) -> Score:
+        """The sealed verdict in a file."""
+        return score(
+            fixture=self.fixture,
+            prediction=self.prediction,
+            identity=self.identity,
+            runs=self.runs,
+            replicates=self.replicates,
+            out=out,
+            code=CODE,
+        )
 
     def reasons(self) -> list[tuple[str, str]]:
         """(run, reason) of every finding."""

@@ -91,6 +91,7 @@ RULES: dict[str, Code] = {
     "confirmation": Code(("routeblock.grouped_schedule.lanes",)),
     "beyond": Code(("routeblock.grouped_schedule.lanes",)),
     "recorded": Code(("routeblock.grouped_schedule.reprove",)),
+    "recorded_documents": Code(("routeblock.grouped_schedule.documents",)),
     "bundle": Code(("routeblock.grouped_schedule.bundle",)),
     "sanitizer": Code(("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.exercise")),
     "statistics": Code(("routeblock.grouped_schedule.statistics",)),

@@ -162,6 +162,9 @@ def _relations(rows: Sequence[Row]) -> Clause:
     fails, unknown = found[FAILS], len(rows) - found[HOLDS] - found[FAILS] - exploratory
     failing = ", ".join(f"{r['number']} on {' '.join(place(r)[1:])}" for r in rows if r["status"] == FAILS)
     named: Clause = [" (", Cited(failing, "relations"), ")"] if failing else []
+    uncounted: Clause = []
+    if exploratory:
+        uncounted = [", and ", Cited(str(exploratory), "relations"), " exploratory and not counted"]
     return [
         "of ",
         Cited(str(len(rows)), "relations"),
@@ -178,7 +181,7 @@ def _relations(rows: Sequence[Row]) -> Clause:
         " and ",
         Cited(str(unknown), "relations"),
         f" {'is' if unknown == 1 else 'are'} not informative",
-        *([", and ", Cited(str(exploratory), "relations"), " exploratory and not counted"] if exploratory else []),
+        *uncounted,
     ]
 
 

@@ -48,8 +48,7 @@ class Comparison(StrEnum):
     NOT_PUBLISHED = "not published"
 
 
-_WHERE = (Column("fixture"), Column("lane"), Column("arithmetic"), Column("point"), Column("plan_source"))
-_WHERE += (Column("evidence"),)
+_WHERE = tuple(Column(name) for name in ("fixture", "lane", "arithmetic", "point", "plan_source", "evidence"))
 _WHERE_NOTE = (
     "Arithmetic: modelled, computed (both on a CPU twin) or observed (on a GPU), as each lane's records say. Evidence: "
     "protocol (five exact outcomes of each cell and history) or exploratory."
