@@ -56,8 +56,8 @@ def test_captures_with_one_plan_give_a_sound_study_without_the_exchange_across(
             identity_path=tmp_path / "identity.json",
         )
 
-    for cell in cells_of(document["exchange"]):
-        for history in HISTORIES:
+    for history in HISTORIES:
+        for cell in cells_of(document["exchange"]):
             start(cell, history)
     with pytest.raises(InputError, match=r"swap_across: no exchange pair.*no across pair in the captured plans"):
         start("swap_across", "H0")
