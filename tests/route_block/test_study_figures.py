@@ -28,7 +28,6 @@ from routeblock.route_block.figures import trajectories as figure_trajectories
 from routeblock.route_block.figures.draw import FIGURES, Given, differences, partition
 from routeblock.route_block.fixtures.fixture import load_fixture
 from routeblock.route_block.operating_point import cut
-from routeblock.route_block.scorer.score import score
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "fixtures" / "published" / "route_block.json"
 PLACE = ("twin-hopper", "published", "stored")
@@ -38,7 +37,7 @@ POINT = ("small", "published")
 def _scored(study: Study) -> Given:
     """The study's score beside its runs, and the table of its differences."""
     out = study.runs / "score.json"
-    score(fixture=study.fixture, prediction=study.prediction, runs=study.runs, replicates=2, out=out)
+    study.score(out)
     write_table(tables.TABLES["differences"], [out], PUBLISHED, study.runs / "tables")
     write_table(tables.TABLES["trajectories"], [out], PUBLISHED, study.runs / "tables")
     return Given([out], table=study.runs / "tables/differences.parquet")

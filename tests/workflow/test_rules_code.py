@@ -27,7 +27,7 @@ from routeblock.route_block.runs.cuda import CudaLane
 APART = {"routeblock.declared", "routeblock.progress", "routeblock.route_block.runs.lanes"}
 # A prediction takes its turn to ask a GPU for its name alone; no rule is made from how it waits.
 LOCK = "routeblock.cuda.gpu_lock"
-APART_FOR = {name: {LOCK} for name in ("prediction", "captured_prediction", "superseded_prediction", "run")}
+APART_FOR = {name: {LOCK} for name in ("prediction", "captured_prediction", "superseded_prediction", "run", "identity")}
 # A module that is imported by name, so that it is in nobody's digest, and why that may be.
 BY_NAME = {
     "route_block/operating_point.py": "what a GPU is called has no part in the results of a CPU",
@@ -53,7 +53,7 @@ def rules() -> list[Rule]:
     """Every rule that runs a command of this package; those of tables and figures are made in a loop."""
     found = []
     for file in sorted((ROOT / "workflow" / "rules").glob("*.smk")):
-        for block in re.split(r"(?m)^(?=rule |checkpoint )|^ +(?=rule:)", file.read_text())[1:]:
+        for block in re.split(r"(?m)^(?=rule |checkpoint )|^ +(?=rule\b)", file.read_text())[1:]:
             name, code = re.match(r"\w+ ?(\w*)", block), re.search(r"code=code\(([^)]*)\)", block)
             command = re.search(r"(?:routeblock|{params\.routeblock}) ([a-z][a-z-]*) ", block.partition("shell:")[2])
             if name and code and command:
@@ -119,7 +119,9 @@ def sources_of(modules: tuple[str, ...]) -> set[str]:
     return {path.relative_to(PACKAGE_ROOT).as_posix() for m in modules for path in other_sources(m)}
 
 
-@pytest.mark.parametrize("name", ["build_kernels", "probe", "run_cuda", "capture", "census", "unassisted", "report"])
+@pytest.mark.parametrize(
+    "name", ["build_kernels", "probe", "run_cuda", "identity_cuda", "capture", "census", "unassisted", "report"]
+)
 def test_sources_that_the_code_of_a_rule_names_are_in_its_digest(name: str) -> None:
     (rule,) = [rule for rule in RULES if rule.name == name]
     named = set()

@@ -101,6 +101,17 @@ def recorded(
     report(wrong, "every fixture and every output has the recorded bits")
 
 
+def recorded_documents(
+    out: Out,
+    source: Annotated[Path, typer.Option(help="A committed record.")],
+    contents: Annotated[Path, typer.Option(help="The contents.json of the archive that it came in.")],
+) -> None:
+    """Copy a record's build and sanitizer documents once they are those of the recording machine; else exit 1."""
+    from routeblock.grouped_schedule import documents
+
+    report(documents.write(out, source, contents), "every document is the listed one")
+
+
 def grouped_bundle(
     out: Out,
     source: Annotated[list[Path], typer.Option(help="A file or folder to pack; repeat it.")],
@@ -164,6 +175,7 @@ COMMANDS = (
     sanitize,
     record_gpus,
     recorded,
+    recorded_documents,
     statistics,
     validate_timings,
     grouped_table,

@@ -8,7 +8,7 @@ from routeblock.grouped_schedule import targets as grouped
 from routeblock.q6k_dispatch import targets as fast_paths
 from routeblock.route_block.facts import CELLS, HISTORIES, cells_of, gpu_of, position, predecessor
 from routeblock.route_block.fixtures.fixture import SPEC, TENSOR_FILES
-from routeblock.route_block.paths import FIXTURE, LANE, LANE_LOG, POINT, RUN, STUDY, STUDY_LOG
+from routeblock.route_block.paths import FIXTURE, IDENTITY, LANE, LANE_LOG, POINT, RUN, STUDY, STUDY_LOG
 from routeblock.route_block.runs.cuda import CudaLane
 from routeblock.route_block.targets import EVIDENCE, RECORDED_FIXTURE, StudyA, versions
 from routeblock.rule_code import checkpoint_arguments, prepare
@@ -42,6 +42,11 @@ def interpreter(wildcards):
 def captured_plans(wildcards):
     """The file of captured plans, where a study uses them."""
     return f"{STUDY}/plans.safetensors".format(**wildcards) if wildcards.plan_source == "captured" else []
+
+
+def expected_identity(wildcards):
+    """What was expected to compute: frozen before the first run here; beside recorded evidence, committed apart from it."""
+    return f"{EVIDENCE[wildcards.lane]}/identity.json" if wildcards.lane in EVIDENCE else IDENTITY.format(**wildcards)
 
 
 def plans_option(wildcards, input):

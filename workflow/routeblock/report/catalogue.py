@@ -102,10 +102,13 @@ TONES = (
         "bad",
     ),
     Tone(
-        frozenset({"not informative", "not comparable", "form not published", "not published", "undecided", "refused"}),
+        frozenset(
+            {"not informative", "not comparable", "form not published", "not published", "undecided", "refused"}
+            | {"by construction", "by the fixture's design"}
+        ),
         "mute",
     ),
-    Tone(frozenset({"inconsistent in source", "too few accepted"}), "warn"),
+    Tone(frozenset({"inconsistent in source", "too few accepted", "exploratory"}), "warn"),
 )
 # Only in these columns is a word a verdict.
 VERDICTS = frozenset({"status", "comparison", "verdict", "sort_verdict", "outcome"})

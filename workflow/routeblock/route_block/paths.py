@@ -11,6 +11,7 @@ LANE = "results/route_block/{fixture}/{lane}"
 POINT = f"{LANE}/{{point}}"
 STUDY = f"{POINT}/{{plan_source}}"
 RUN = f"{STUDY}/{{cell}}/{{history}}/rep{{n}}"
+IDENTITY = "results/identity/{lane}/identity.json"
 LANE_LOG = "results/logs/route_block/{fixture}/{lane}"
 STUDY_LOG = f"{LANE_LOG}/{{point}}/{{plan_source}}"
 

@@ -22,6 +22,7 @@ RANDOM_PLANS = Documents(
 
 SURFACES = ("w13", "activation", "w2", "final")
 COUNTED = ("w13", "w2", "final")
+ASKED_ONLY = "asked, not read back"
 QUANTITIES = ("elements", "rows", "max_abs_difference")
 
 
@@ -39,15 +40,24 @@ class Comparison(StrEnum):
     """A digest whose canonical form is not published."""
     INCONSISTENT = "inconsistent in source"
     DIFFERS = "differs"
+    DESIGN = "by the fixture's design"
+    """The fixture was made so that it is equal."""
+    BY_CONSTRUCTION = "by construction"
+    """A relation between runs of one plan on one grid: nothing but determinism was tested."""
+    EXPLORATORY = "exploratory"
+    """Another number of replicates than the protocol's."""
     NOT_PUBLISHED = "not published"
 
 
-_WHERE = (Column("fixture"), Column("lane"), Column("arithmetic"), Column("point"), Column("plan_source"))
-_WHERE_NOTE = "Arithmetic: modelled, computed (both on a CPU twin) or observed (on a GPU), as each lane's records say."
+_WHERE = tuple(Column(name) for name in ("fixture", "lane", "arithmetic", "point", "plan_source", "evidence"))
+_WHERE_NOTE = (
+    "Arithmetic: modelled, computed (both on a CPU twin) or observed (on a GPU), as each lane's records say. Evidence: "
+    "protocol (five exact outcomes of each cell and history) or exploratory."
+)
 
 
 def _where(score: Document) -> Row:
-    where = {name: score[name] for name in ("lane", "point", "plan_source")}
+    where = {name: score[name] for name in ("lane", "point", "plan_source", "evidence")}
     return {**where, "fixture": score["fixture"]["name"], "arithmetic": score["status"]}
 
 
@@ -117,13 +127,36 @@ def relations(given: Evidence) -> list[Row]:
     return rows
 
 
+def studies(given: Evidence) -> list[Row]:
+    """What was verified of each study (identity, order, plan, grid), and how many relations hold on which basis?
+
+    What the verdict on each study rests on, and its relations counted by basis: *computed*, *observed*, *by
+    construction*. Relations judged on another number of replicates are *exploratory* and counted nowhere else.
+    """
+    rows = []
+    for score in given.documents:
+        row = _where(score) | {"replicates": score["replicates"], "order": score["order"]}
+        row |= {"identity": score["identity"]["frozen"], "pairs": score["exchange"]["chosen"]}
+        row |= {"grid": "; ".join(score["grids"]), "plan": "; ".join(f"{how}" for how in sorted(score["consumed"]))}
+        row |= {"plans_read_back": sum(n for how, n in score["consumed"].items() if how != ASKED_ONLY)}
+        row |= {"runs": len(score["runs"])}
+        found = Counter((r["basis"], r["status"]) for r in score["relations"])
+        for basis in ("computed", "observed", "by construction"):
+            name = basis.replace(" ", "_")
+            row |= {f"{name}_{said}": found[basis, status] for said, status in (("hold", "holds"), ("fail", "fails"))}
+        row["not_informative"] = sum(n for (_, status), n in found.items() if status == "not informative")
+        row["exploratory"] = sum(n for (_, status), n in found.items() if status.startswith("exploratory"))
+        rows.append(row)
+    return rows
+
+
 def differences(given: Evidence) -> list[Row]:
     """How many elements and rows differ between the histories, measured and published?
 
     H0 beside H1: elements and rows that differ, the largest difference, digests and relations, ``measured`` beside
     ``published``. ``comparison`` says what the two may be compared for: *not comparable* depends on the checkpoint,
-    which this fixture is not; *holds on another fixture* is a relation; *inconsistent in source* does not follow
-    from the source's own data.
+    which this fixture is not; *holds on another fixture* is a relation; *by the fixture's design* was made equal;
+    *inconsistent in source* does not follow from the source's own data.
     """
     return [_where(score) | row for score in given.documents for row in _differences(score, given.published)]
 
@@ -138,7 +171,9 @@ def _differences(score: Document, published: Document) -> Iterator[Row]:
             if quantity == "rows" and "inconsistent" in told:
                 comparison, note = Comparison.INCONSISTENT, told["inconsistent"]
             elif quantity == "rows" and measured == told["rows"]:
-                comparison = Comparison.ELSEWHERE
+                designed = score["exchange"]["chosen"] == "by construction"
+                comparison = Comparison.DESIGN if designed else Comparison.ELSEWHERE
+                note = "the fixture's author placed these routes; no finding" if designed else ""
             row = {"quantity": f"{quantity} that differ" if quantity != QUANTITIES[2] else quantity}
             row |= {"surface": told["surface"], "arms": f"{reference}/H0, {reference}/H1", "note": note}
             yield row | _both(told[quantity], measured, comparison)
@@ -160,7 +195,10 @@ def _differences(score: Document, published: Document) -> Iterator[Row]:
     for relation in score["relations"]:
         if relation["number"] in published["relations"]:
             row = {"quantity": f"relation {relation['number']}", "note": f"{relation['claim']}; {relation['basis']}"}
-            yield row | _both("holds", relation["status"], became[relation["status"]])
+            comparison = became.get(relation["status"], Comparison.EXPLORATORY)
+            if (relation["status"], relation["basis"]) == ("holds", "by construction"):
+                comparison = Comparison.BY_CONSTRUCTION
+            yield row | _both("holds", relation["status"], comparison)
 
 
 def prediction(given: Evidence) -> list[Row]:
@@ -197,18 +235,19 @@ def prediction(given: Evidence) -> list[Row]:
 
 
 def mutations(given: Evidence) -> list[Row]:
-    """Does the scorer refuse seven changed runs, each for the reason declared beforehand?
+    """Does the scorer refuse every changed copy of the runs, each for the reasons declared beforehand?
 
-    Changed copies of sound runs before the scorer: the reason fixed beforehand (``declared``) and the reasons
-    found. ``as_declared`` is yes where they agree; the unchanged copy has to be accepted. Empty: the change is
-    impossible there.
+    Changed copies of sound runs before the scorer: the reasons fixed beforehand (``declared``) and the reasons found.
+    ``as_declared`` is yes where they agree and no other run is refused; the unchanged copy has to be accepted. Empty:
+    the change is impossible there.
     """
     rows = []
     for document in given.documents:
         where = {name: document[name] for name in ("lane", "point", "plan_source")}
         for entry in document["mutations"]:
-            row = where | {name: entry[name] for name in ("run", "change", "as_declared", "note")}
-            row |= {"mutation": entry["name"], "declared": entry["declared"] or "accepted"}
+            row = where | {name: entry[name] for name in ("change", "as_declared", "note")}
+            row |= {"mutation": entry["name"], "declared": ", ".join(entry["declared"]) or "accepted"}
+            row["runs"] = entry["runs"] if isinstance(entry["runs"], str) else " ".join(entry["runs"])
             rows.append(row | {"found": ", ".join(entry["found"]) or "accepted"} | _impossible(entry))
     return rows
 
@@ -261,6 +300,36 @@ TABLES = by_name(
         made_from=FIXTURES,
     ),
     DocumentTable(
+        "studies",
+        studies,
+        (
+            *_WHERE,
+            Column("replicates", "count"),
+            Column("runs", "count"),
+            Column("identity"),
+            Column("order"),
+            Column("plan"),
+            Column("plans_read_back", "count"),
+            Column("grid"),
+            Column("pairs"),
+            *(
+                Column(f"{basis}_{said}", "count")
+                for basis in ("computed", "observed", "by_construction")
+                for said in ("hold", "fail")
+            ),
+            Column("not_informative", "count"),
+            Column("exploratory", "count"),
+        ),
+        "Studies: what each verdict rests on, and its relations by basis",
+        "Identity: when source, binary and environment were written down; a run of another one is refused. Order: "
+        "by which stamps the planned order was verified. Plan: from where the plan of the kernels was taken; what was "
+        "asked for and not read back is not counted as consumed. Grid: who reports it. Pairs: how the exchanged routes "
+        "were chosen. By construction: one plan on one grid, where nothing but determinism was tested. Exploratory: "
+        f"relations judged on another number of replicates, counted nowhere else. {_WHERE_NOTE}",
+        share=Share(rows=14),
+        made_from=SCORES,
+    ),
+    DocumentTable(
         "relations",
         relations,
         (
@@ -274,7 +343,7 @@ TABLES = by_name(
             Column("compared"),
         ),
         "Relations: what the study claims of trajectories",
-        "Basis: by construction (one computation on equal inputs, so nothing was tested but determinism), computed "
+        "Basis: by construction (one plan on one grid, so nothing was tested but determinism), computed "
         f"(on a twin) or observed (on a GPU). {_WHERE_NOTE}",
         share=Share(rows=14),
         made_from=SCORES,
@@ -332,7 +401,7 @@ TABLES = by_name(
             Column("point"),
             Column("plan_source"),
             Column("mutation"),
-            Column("run"),
+            Column("runs"),
             Column("declared"),
             Column("found"),
             Column("as_declared", "flag"),
@@ -340,7 +409,7 @@ TABLES = by_name(
             Column("note"),
         ),
         "Mutations: changed copies of sound runs before the scorer",
-        "Each copy is sealed anew after the change. Declared: the reason code fixed beforehand.",
+        "Each is a copy of all runs of the study. Declared: the reason codes fixed beforehand, at the runs changed.",
         made_from=MUTATIONS,
     ),
     DocumentTable(

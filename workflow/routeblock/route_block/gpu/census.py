@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 from routeblock.cuda.gpu_lock import Turn
@@ -71,11 +72,7 @@ def count(
             ]
             for order, counts in found.items()
         },
-        "identity": {
-            "source": code_digest(__name__, *lane.modules),
-            "binary": session.binary,
-            "environment": session.environment(),
-        },
+        "identity": {"source": code_digest(__name__, *lane.modules), **asdict(session.computer())},
     }
     write_json(out, document)
     seal(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,7 @@ def launch_multiples(lane: CudaLane, fixture_folder: Path, out: Path, *, turn: T
         "probed": lane.probed,
         "sms": session.device.sms,
         "launches": rows,
-        "identity": {
-            "source": code_digest(__name__, *lane.modules),
-            "binary": session.binary,
-            "environment": session.environment(),
-        },
+        "identity": {"source": code_digest(__name__, *lane.modules), **asdict(session.computer())},
     }
     write_json(out, document)
     seal(
