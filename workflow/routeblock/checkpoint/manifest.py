@@ -173,9 +173,11 @@ def check_shards(folder: Folder) -> None:
 
     Raises InputError for the first that is missing, truncated or malformed.
     """
+    for unfinished in folder.unfinished():
+        raise unfinished
     indexed = shard_names(folder.files, read_index(folder.root, folder.files))
     for name in sorted({*indexed, *(n for n in folder.files if n.endswith(".safetensors"))}):
-        read_header(folder.path(name, way_out="download the shard"), name)
+        read_header(folder.path(name, way_out="add the shard"), name)
 
 
 def seal_manifest(path: Path, out: Path, revision: str | None, layer: int | None, *, code: str) -> None:
