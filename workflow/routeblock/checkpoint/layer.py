@@ -127,7 +127,7 @@ class ExpertLayer:
         """The error for a projection whose weights or scales are one value, as in a copy without its data."""
         found = self.packed(expert, projection)
         for what, x in (("weights", found.qweight), ("scales", found.scales)):
-            if not _constant(x):
+            if not _constant(x) or not np.isfinite(x.flat[0]):  # what is not finite is an error of its own
                 continue
             part = Part.WEIGHTS if what == "weights" else Part.SCALES
             stored = FUSED if self.form.fused and projection != "down_proj" else projection

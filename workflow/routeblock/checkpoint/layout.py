@@ -25,6 +25,7 @@ from routeblock.errors import InputError
 
 MISSING = "is missing"
 SCALE_DTYPES = ("F16", "BF16")
+_ELSEWHERE = re.compile(r"^\w*attn\.|norm\.weight$")
 LAYOUTS_PAGE = "docs/your-own-checkpoint.md"
 
 
@@ -106,10 +107,11 @@ class LayerTensors:
         stacked = sum(k.expert is None for k in packed)
         return Form(2 * stacked > len(packed), any(k.projection == FUSED for k in packed))
 
-    def alike(self, limit: int = 6) -> str:
-        """The names that the layer has, numbers left open."""
+    def alike(self, limit: int = 10) -> str:
+        """The names that the layer has outside attention and norms, numbers left open."""
         names = [*(r.name for r in self.experts.values()), *(r.name for r in self.unknown), *self.others]
-        found = list(dict.fromkeys(shapeless(n.partition(f"layers.{self.layer}.")[2] or n) for n in names))
+        inside = (n.partition(f"layers.{self.layer}.")[2] or n for n in names)
+        found = list(dict.fromkeys(shapeless(n) for n in inside if not _ELSEWHERE.search(n)))
         return ", ".join(found[:limit]) + (f" and {len(found) - limit} more" if len(found) > limit else "")
 
 

@@ -150,7 +150,7 @@ def chosen(
     """One tensor of each name among some shards' headers, and an error for each name that leaves the choice open.
 
     The index decides which shard a tensor comes from; a copy elsewhere is not the checkpoint's. A tensor that the index
-    does not name is found where it lies, as the engines do that read whole shards.
+    does not name is found where it lies, as the engines do that read whole shards; in two shards it is left out.
     """
     found: dict[str, list[TensorRef]] = {}
     for header in headers.values():
@@ -158,14 +158,16 @@ def chosen(
             found.setdefault(name, []).append(ref)
     tensors, faults = {}, []
     for name, refs in found.items():
-        wanted = (index or {}).get(name)
-        tensors[name] = next((r for r in refs if r.shard == wanted), refs[0])
-        if len(refs) > 1 and tensors[name].shard != wanted:
+        indexed = index is not None and name in index
+        if len(refs) == 1 or indexed:
+            tensors[name] = next((r for r in refs if index and r.shard == index.get(name)), refs[0])
+        elif index is None:
+            tensors[name] = refs[0]
             faults.append(
                 InputError(
                     f"tensor {name} is also in {refs[0].shard}",
                     where=str(root / refs[1].shard),
-                    limit="a tensor that no index assigns is in one shard",
+                    limit="without an index a tensor is in one shard",
                     way_out="remove the shard that does not belong to the checkpoint",
                 )
             )
