@@ -4,6 +4,8 @@ PYTHON ?= python3
 CORES ?= 2
 
 BIN := .venv/bin
+# As snakemake, but its jobs go on when the reader of the output leaves.
+SNAKEMAKE := $(BIN)/python -m routeblock.workflow_run --profile workflow/profiles/default
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint envs/constraints.txt
 
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
@@ -36,11 +38,11 @@ setup: .venv/base.stamp
 study: setup
 	@$(BIN)/routeblock check-config
 	@$(BIN)/routeblock recover results
-	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES)
+	@$(SNAKEMAKE) --cores $(CORES)
 
 # One HTML file; where the tables are there, it is made from them.
 report: setup
-	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) -- report
+	@$(SNAKEMAKE) --cores $(CORES) -- report
 
 test: .venv/dev.stamp .venv-cuda12/stamp
 	@$(BIN)/ruff check --quiet .
@@ -80,11 +82,11 @@ test-slurm: .venv/slurm.stamp
 	@touch $@
 
 bundle: setup
-	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) bundle
+	@$(SNAKEMAKE) --cores $(CORES) bundle
 
 # The prediction on 200 random plans at three grids; a few minutes.
 prediction: setup
-	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) table_prediction
+	@$(SNAKEMAKE) --cores $(CORES) table_prediction
 
 # Ratios in one run; BLAS chooses its own kernels, and idle threads of one library leave the cores to the other's.
 bench: setup

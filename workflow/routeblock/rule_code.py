@@ -140,7 +140,8 @@ def prepare(settings: Any, results: Path) -> Config:
     mark(Path())
     os.environ["PATH"] = os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])
     try:
-        writable_folder(results)
+        for folder in (results, Path(".snakemake")):
+            writable_folder(folder)
         return check(settings, where="config.yaml")
     except InputError as e:
         print(e, file=sys.stderr)
