@@ -21,6 +21,7 @@ from routeblock.config import Config, check, load
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
+from routeblock.evidence.line_endings import check_line_endings
 from routeblock.grouped_schedule.wiring import FIGURES as GROUPED_FIGURES
 from routeblock.grouped_schedule.wiring import TABLES as GROUPED_TABLES
 from routeblock.q6k_dispatch.wiring import TABLES as DISPATCH_TABLES
@@ -142,6 +143,7 @@ def prepare(settings: Any, results: Path) -> Config:
     try:
         for folder in (results, Path(".snakemake")):
             writable_folder(folder)
+        check_line_endings(Path("fixtures"), PACKAGE_ROOT / "cuda")
         return check(settings, where="config.yaml")
     except InputError as e:
         print(e, file=sys.stderr)
