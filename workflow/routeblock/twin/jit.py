@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import numba
 from llvmlite import ir
 from numba.core import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from routeblock.evidence.cache import cache_folder
@@ -46,6 +47,19 @@ def jit(*, parallel: bool = False) -> Callable[[F], F]:
     """`numba.njit` without fast-math (no reassociation, no contraction), cached where a folder can be written."""
     decorate = numba.njit(parallel=parallel, cache=CACHED, error_model="numpy", fastmath=False, nogil=True)
     return cast(Callable[[F], F], decorate)
+
+
+VECTOR_SETS = ("avx512f", "avx2", "avx", "sse2")  # the widest first
+
+
+def vector_set() -> str:
+    """The widest vector instructions that the twin is compiled for, or the architecture where it has none of these.
+
+    NUMBA_CPU_NAME and NUMBA_CPU_FEATURES choose others than this CPU's; the bits are the same with all.
+    """
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    enabled = set(str(features).split(","))
+    return next((name for name in VECTOR_SETS if f"+{name}" in enabled), str(triple).partition("-")[0])
 
 
 def _bitcast(source: types.Type, target: types.Type) -> Any:
