@@ -538,6 +538,18 @@ def test_the_decoder_of_qwen3_omni_is_its_thinker_s(tmp_path: Path) -> None:
     assert packed_bits(root, spec, 1)
 
 
+def test_quantisation_that_is_declared_for_the_text_model_alone_is_read(tmp_path: Path) -> None:
+    spec = replace(COMPRESSED, model_type="kimi_k2", prefix="language_model.model.")
+    root = generate(tmp_path / "c", spec)
+
+    def nest(config: dict[str, Any]) -> None:
+        text = {k: config.pop(k) for k in list(config)}
+        config.update(model_type="kimi_k25", text_config=text, vision_config={"num_hidden_layers": 3})
+
+    edit(root / "config.json", nest)
+    assert packed_bits(root, spec, 1)
+
+
 def test_minimax_m2_is_read_under_mixtral_s_names(tmp_path: Path) -> None:
     spec = replace(SMALL, model_type="minimax_m2")
     root = generate(tmp_path / "c", spec)

@@ -59,6 +59,10 @@ def captured_inputs(path: Path, checkpoint: Checkpoint, layer: ExpertLayer) -> I
     def refuse(what: str, limit: str, way_out: str = "capture it again") -> InputError:
         return InputError(what, where=str(path), limit=limit, way_out=way_out)
 
+    if path.is_file():
+        with path.open("rb") as f:
+            if pointer := lfs_pointer(path, f.read(1024)):
+                raise pointer
     tensors = load_tensors(path)
     unknown = sorted(tensors.keys() - {"hidden", "topk_ids", "topk_weights"})
     if unknown or "hidden" not in tensors or ("topk_ids" in tensors) != ("topk_weights" in tensors):
