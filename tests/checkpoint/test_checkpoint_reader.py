@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from routeblock.checkpoint.families import FAMILIES, PROJECTIONS
 from routeblock.checkpoint.generator import LAYOUTS, Spec, drawn_weights, generate
 from routeblock.checkpoint.layer import PackedProjection, open_checkpoint, ranges, read_layer
-from routeblock.checkpoint.families import FAMILIES, PROJECTIONS
 from routeblock.checkpoint.quantization import Container, Names, Quantization
 from routeblock.cli import main
 from routeblock.errors import InputError
