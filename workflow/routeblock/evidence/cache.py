@@ -8,13 +8,11 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 NAME = "routeblock"
 
 
-@cache
 def cache_folder() -> Path | None:
     """A folder for caches that takes files, made if need be; None if there is none. What is in it may vanish.
 
