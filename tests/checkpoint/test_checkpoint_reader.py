@@ -297,7 +297,7 @@ def test_two_prefixes_for_one_layer_are_refused(tmp_path: Path) -> None:
         header[f"model.{tensor}"] = header.pop(tensor)
 
     rewrite_shard(root, change, TENSOR)
-    with pytest.raises(InputError, match=r"layer 1 stands under 'model\.' and 'model\.model\.'"):
+    with pytest.raises(InputError, match=r"layer 1 is found under 'model\.' and 'model\.model\.'"):
         read_layer(open_checkpoint(root), 1)
 
 
@@ -306,7 +306,7 @@ def test_two_prefixes_for_one_layer_are_refused(tmp_path: Path) -> None:
     [
         (b"\xff" * 16, "allows"),
         (b"", "truncated"),
-        (b"\x02\0\0\0\0\0\0\0[]", "no mapping"),
+        (b"\x02\0\0\0\0\0\0\0[]", "not a mapping"),
         (b'\x0f\0\0\0\0\0\0\0{"a":1,"a":2}  ', "twice"),
     ],
 )

@@ -39,8 +39,8 @@ class Schedule(StrEnum):
 class Family:
     """A model family: the names it gives to things, and its defaults.
 
-    `renormalise` None: its router is no plain softmax and top-k. `norm_eps`: what its RMS norm uses if rms_norm_eps is
-    absent. `norm_offset` is added to the weights of that norm.
+    `renormalise` None: its router is not a plain softmax and top-k. `norm_eps` is what its RMS norm uses if
+    rms_norm_eps is absent, `norm_offset` is added to the weights of that norm.
     """
 
     model_type: str

@@ -243,9 +243,9 @@ def route(
     model = layer.model
     if model.renormalise is None:
         raise InputError(
-            f"the router of {model.model_type} is no plain softmax and top-k",
+            f"the router of {model.model_type} is not a plain softmax and top-k",
             where=str(checkpoint.folder.root),
-            limit="only those are computed here",
+            limit="only that kind is computed here",
             way_out="give captured inputs with topk_ids and topk_weights",
         )
     gate = layer.router().astype(np.float64)

@@ -273,7 +273,7 @@ def one_prefix(
             way_out=f"use a checkpoint of a layout in {LAYOUTS_PAGE}",
         )
     return InputError(
-        f"layer {number} stands under {' and '.join(repr(x.prefix) for x in found)}",
+        f"layer {number} is found under {' and '.join(repr(x.prefix) for x in found)}",
         where=str(root),
         limit="one name for each tensor",
         way_out="remove or rename one of them",

@@ -277,7 +277,7 @@ def _check_others(layer: LayerTensors, model: Model, folder: Folder, found: _Fin
         if key in wanted or key.part is Part.PLAIN:
             continue
         if key.part is Part.ZEROS and not q.zero_points:
-            found.add(ref, "holds zero points", f"{config} says that there are none", "correct config.json")
+            found.add(ref, "holds zero points", f"{config} says that there are no zero points", "correct config.json")
         elif key.expert is not None and key.expert >= model.num_experts:
             rule = f"{config} has {model.num_experts} experts"
             found.add(ref, f"belongs to expert {key.expert}", rule, "correct config.json")

@@ -47,16 +47,16 @@ class Model:
 
 
 def read_json(folder: Folder, name: str) -> dict[str, Any]:
-    """A JSON mapping among the checkpoint's files. Raises InputError if it is missing or no mapping."""
+    """A JSON mapping among the checkpoint's files. Raises InputError if it is missing or not a mapping."""
     data = folder.path(name).read_bytes()
     if pointer := lfs_pointer(folder.root / name, data):
         raise pointer
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise _refuse(folder, name, f"no JSON: {e}", "a JSON file is needed", COMPARE) from e
+        raise _refuse(folder, name, f"not JSON: {e}", "a JSON file is needed", COMPARE) from e
     if not isinstance(value, dict):
-        raise _refuse(folder, name, "no mapping", "a mapping of keys to values is needed", COMPARE)
+        raise _refuse(folder, name, "not a mapping", "a mapping of keys to values is needed", COMPARE)
     return value
 
 

@@ -37,9 +37,9 @@ class Report:
 
 
 def preflight(path: Path, revision: str | None = None, layer: int | None = None, tensor_parallel: int = 1) -> Report:
-    """Examine a checkpoint. `layer` and `tensor_parallel` say what it is wanted for: what they need and it lacks is a
-    problem. Reads headers only, and of `layer` whether its experts hold data. Raises InputError where nothing more can
-    be said (no folder, no configuration).
+    """Examine a checkpoint. `layer` and `tensor_parallel` say what it is wanted for: what they need and the checkpoint
+    does not have is a problem. Reads headers only, and of `layer` whether its experts hold data. Raises InputError
+    where nothing more can be said (no folder, no configuration).
     """
     checkpoint = open_checkpoint(path, revision)
     report = Report()
@@ -156,7 +156,7 @@ def _describe(checkpoint: Checkpoint, catalogue: Catalogue, states: dict[int, St
 
 def _routing(model: Model) -> str:
     if model.renormalise is None:
-        return "router: no plain softmax and top-k; the study needs captured routing"
+        return "router: not a plain softmax and top-k; the study needs captured routing"
     divided = "divided by their sum" if model.renormalise else "not divided by their sum"
     return f"router: softmax, top-{model.top_k}, weights {divided} ({model.renormalise_source})"
 

@@ -217,7 +217,7 @@ def _group_size(value: Any, refuse: Refuse) -> int:
 
 
 def _names(value: Any, key: str, refuse: Refuse) -> tuple[str, ...]:
-    """A list of names and patterns; InputError for anything else, or a pattern that is none."""
+    """A list of names and patterns; InputError for anything else, or an invalid pattern."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
@@ -232,7 +232,9 @@ def _pattern(text: str, what: str, refuse: Refuse) -> None:
     try:
         re.compile(text)
     except re.error as e:
-        raise refuse(f"{what} is no pattern: {e}", "a regular expression is needed", "check config.json") from e
+        raise refuse(
+            f"{what} is not a valid pattern: {e}", "a regular expression is needed", "check config.json"
+        ) from e
 
 
 def _flag(settings: Mapping[str, Any], key: str, default: bool, refuse: Refuse) -> bool:

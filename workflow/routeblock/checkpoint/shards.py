@@ -81,9 +81,9 @@ def read_header(path: Path, shard: str) -> dict[str, TensorRef]:
     try:
         header = json.loads(raw, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as e:
-        raise refuse(f"header is no JSON: {e}", "a safetensors header is needed") from e
+        raise refuse(f"the header is not JSON: {e}", "a safetensors header is a JSON mapping") from e
     if not isinstance(header, dict):
-        raise refuse("header is no mapping", "a safetensors header is needed")
+        raise refuse("the header is not a mapping", "a safetensors header is a JSON mapping")
     header.pop("__metadata__", None)
     tensors = {name: _ref(shard, name, entry, 8 + length, refuse) for name, entry in header.items()}
     place = 8 + length
@@ -190,7 +190,7 @@ def read_index(root: Path, files: Mapping[str, Path]) -> dict[str, str] | None:
         weight_map = index["weight_map"]
         names = {str(k): str(v) for k, v in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise refuse(f"no weight_map: {e!r}"[:200], "a safetensors index is needed") from e
+        raise refuse(f"without a weight_map: {e!r}"[:200], "a safetensors index is needed") from e
     for tensor, shard in names.items():
         if "/" in shard or "\\" in shard or "\0" in shard or shard in {"", ".", ".."}:
             raise refuse(f"tensor {tensor} is in {shard!r}", "shards are files of the checkpoint's own folder")
