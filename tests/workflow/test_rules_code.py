@@ -32,6 +32,7 @@ APART_FOR = {name: {LOCK} for name in ("prediction", "captured_prediction", "sup
 BY_NAME = {
     "route_block/operating_point.py": "what a GPU is called has no part in the results of a CPU",
     "vllm_plugin/alignment.py": "vLLM's own modules, where vLLM loads the plug-in; no rule does",
+    "workflow_run.py": "Snakemake itself, which no rule runs",
 }
 SOURCES = [
     path.relative_to(PACKAGE_ROOT).as_posix()
