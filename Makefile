@@ -4,7 +4,16 @@ PYTHON ?= python3
 CORES ?= 2
 
 BIN := .venv/bin
+# As snakemake, but its jobs go on when the reader of the output leaves.
+SNAKEMAKE := $(BIN)/python -m routeblock.workflow_run --profile workflow/profiles/default
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint envs/constraints.txt
+
+# A virtual environment names its own folder: in a copied or moved checkout it would import the code of the old one.
+MOVED := $(shell for env in .venv .venv-*; do [ ! -f "$$env/pyvenv.cfg" ] || \
+    case "$$(grep '^command' "$$env/pyvenv.cfg")" in (*" $$(pwd -P)/$$env") ;; (*) echo "$$env" ;; esac; done)
+# Snakemake needs a folder for its cache, also for a user without a home.
+export XDG_CACHE_HOME := $(shell for folder in "$$XDG_CACHE_HOME" "$${HOME:+$$HOME/.cache}" .snakemake/cache; do \
+    [ -n "$$folder" ] && mkdir -p "$$folder" 2>/dev/null && [ -w "$$folder" ] && cd "$$folder" && pwd && break; done)
 
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
@@ -13,6 +22,14 @@ export PYTHONUTF8 := 1
 .PHONY: setup study report test test-recovery test-report test-slurm test-vllm check-vllm-wheels bundle prediction bench verify repair clean
 
 setup: .venv/base.stamp
+
+ifneq ($(MOVED),)
+.PHONY: moved
+.venv/base.stamp .venv/dev.stamp .venv-cuda12/stamp .venv-vllm/stamp: moved
+moved:
+	@echo "made in another folder, so made again: $(MOVED)"
+	@rm -rf $(MOVED)
+endif
 
 .venv/base.stamp: envs/base.txt envs/constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit(f"$(PYTHON) is Python {v}; 3.11 or newer is needed; name one: make PYTHON=python3.12")'
@@ -36,11 +53,11 @@ setup: .venv/base.stamp
 study: setup
 	@$(BIN)/routeblock check-config
 	@$(BIN)/routeblock recover results
-	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES)
+	@$(SNAKEMAKE) --cores $(CORES)
 
 # One HTML file; where the tables are there, it is made from them.
 report: setup
-	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) -- report
+	@$(SNAKEMAKE) --cores $(CORES) -- report
 
 test: .venv/dev.stamp .venv-cuda12/stamp
 	@$(BIN)/ruff check --quiet .
@@ -84,11 +101,11 @@ test-slurm: .venv/slurm.stamp
 	@touch $@
 
 bundle: setup
-	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) bundle
+	@$(SNAKEMAKE) --cores $(CORES) bundle
 
 # The prediction on 200 random plans at three grids; a few minutes.
 prediction: setup
-	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) table_prediction
+	@$(SNAKEMAKE) --cores $(CORES) table_prediction
 
 # Ratios in one run; BLAS chooses its own kernels, and idle threads of one library leave the cores to the other's.
 bench: setup

@@ -30,6 +30,7 @@ from routeblock.moe.routing import AlignedPlan, align
 from routeblock.route_block.fixtures import published_geometry as geometry
 from routeblock.route_block.fixtures.fixture import load_fixture
 from routeblock.twin.gemm import moe_gemm
+from routeblock.twin.jit import vector_set
 from routeblock.twin.weights import unpack
 
 ROUNDS = 12
@@ -134,7 +135,8 @@ def main() -> int:
         medians = {name: statistics.median(values) for name, values in pair.items()}
         growth.append({"tokens": tokens, "blocks": some.num_blocks, **medians})
 
-    table = Table(title=f"W13, {work / 1e6:.0f} M multiply-accumulates, {numba.get_num_threads()} threads")
+    title = f"W13, {work / 1e6:.0f} M multiply-accumulates, {numba.get_num_threads()} threads, {vector_set()}"
+    table = Table(title=title)
     for column in ("arm", "median s", "fastest s", "1e9 MAC/s (median)", "goal", "x good", "x plain"):
         table.add_column(column, justify="left" if column == "arm" else "right")
     for name, values in times.items():
@@ -160,7 +162,13 @@ def main() -> int:
     console.print(table, by_tokens)
     console.print(f"elements in which the float32 reference has other bits: {other_bits:.1%}")
     if len(sys.argv) > 1:
-        document = {"seconds": times, "work": work, "other_bits": other_bits, "growth": growth}
+        document = {
+            "vector_set": vector_set(),
+            "seconds": times,
+            "work": work,
+            "other_bits": other_bits,
+            "growth": growth,
+        }
         Path(sys.argv[1]).write_text(json.dumps(document, indent=1) + "\n")
     return 0
 

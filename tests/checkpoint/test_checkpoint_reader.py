@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from routeblock.checkpoint.families import FAMILIES, PROJECTIONS
 from routeblock.checkpoint.generator import LAYOUTS, Spec, drawn_weights, generate
 from routeblock.checkpoint.layer import PackedProjection, open_checkpoint, ranges, read_layer
-from routeblock.checkpoint.model import FAMILIES, PROJECTIONS, Container, Quantization
+from routeblock.checkpoint.quantization import Container, Names, Quantization
 from routeblock.cli import main
 from routeblock.errors import InputError
 from routeblock.moe.awq import marlin_pack_zeros, marlin_permute_scales, marlin_repack_weights, pack_awq
@@ -54,17 +55,25 @@ def test_any_decoder_prefix_is_read(tmp_path: Path, prefix: str) -> None:
     assert same_bits(layer.packed(5, "up_proj").qweight, drawn_weights(spec)(0, 5, "up_proj").qweight)
 
 
-def test_modules_to_not_convert_counts_whole_path_components(tmp_path: Path) -> None:
-    skipped = ("model.layers.1", "gate", "mlp.shared_expert")
-    q = Quantization(Container.AWQ, 128, True, skipped)
-    assert q.skip_entry("model.layers.1.mlp.experts") == "model.layers.1"
-    assert q.skip_entry("model.model.layers.1.mlp.experts") == "model.layers.1"
-    assert q.skip_entry("model.layers.10.mlp.experts") is None
-    assert q.skip_entry("model.layers.2.mlp.gate") == "gate"
-    assert q.skip_entry("model.layers.2.mlp.experts.0.gate_proj") is None
-    pattern = Quantization(Container.COMPRESSED, 128, False, ("re:.*layers.3.mlp.*",))
-    assert pattern.skip_entry("model.layers.3.mlp.experts") is not None
-    assert Quantization(Container.AWQ, 128, True, pattern.skipped).skip_entry("model.layers.3.mlp.experts") is None
+def test_modules_to_not_convert_counts_whole_path_components() -> None:
+    names = Names(("model.layers.1", "gate", "mlp.shared_expert", "model.layers.5."))
+    found = {
+        "model.layers.1.mlp.experts.0.up_proj": "model.layers.1",
+        "model.model.layers.1.mlp.experts.0.up_proj": "model.layers.1",
+        "model.layers.10.mlp.experts.0.up_proj": None,
+        "model.layers.2.mlp.gate": "gate",
+        "model.layers.2.mlp.experts.0.gate_proj": None,
+        "model.language_model.layers.5.mlp.experts.0.up_proj": "model.layers.5.",
+        "model.layers.50.mlp.experts.0.up_proj": None,
+    }
+    assert {m: match and match[1] for m in found if (match := names.find(m)) or True} == found
+
+
+def test_a_pattern_counts_from_the_start_of_the_name_and_only_in_compressed_tensors() -> None:
+    module = "model.layers.3.mlp.experts.0.up_proj"
+    q = Quantization(Container.COMPRESSED, 128, False, "ignore", Names(("re:.*layers.3.mlp.*",)))
+    assert q.why_plain(module) == "ignore lists 're:.*layers.3.mlp.*'"
+    assert Names(("re:layers.4.*",)).find(module) is None
 
 
 def test_the_safetensors_library_reads_the_same_tensors(tmp_path: Path) -> None:
@@ -288,7 +297,7 @@ def test_two_prefixes_for_one_layer_are_refused(tmp_path: Path) -> None:
         header[f"model.{tensor}"] = header.pop(tensor)
 
     rewrite_shard(root, change, TENSOR)
-    with pytest.raises(InputError, match=r"layer 1 stands under 'model\.' and 'model\.model\.'"):
+    with pytest.raises(InputError, match=r"layer 1 is found under 'model\.' and 'model\.model\.'"):
         read_layer(open_checkpoint(root), 1)
 
 
@@ -297,7 +306,7 @@ def test_two_prefixes_for_one_layer_are_refused(tmp_path: Path) -> None:
     [
         (b"\xff" * 16, "allows"),
         (b"", "truncated"),
-        (b"\x02\0\0\0\0\0\0\0[]", "no mapping"),
+        (b"\x02\0\0\0\0\0\0\0[]", "not a mapping"),
         (b'\x0f\0\0\0\0\0\0\0{"a":1,"a":2}  ', "twice"),
     ],
 )

@@ -135,6 +135,7 @@ def test_what_was_read_once_is_not_parsed_again_until_its_bytes_change(
 ) -> None:
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     parsed: list[str] = []
     read = digest._read
 
@@ -170,7 +171,12 @@ def test_what_was_read_once_is_not_parsed_again_until_its_bytes_change(
         kept.write_text("{")
     assert again() and parsed
     monkeypatch.setenv("HOME", str(package / "study.py"))
+    monkeypatch.setattr("tempfile.tempdir", str(package / "study.py"))
     assert again() and parsed
+    # Without a home they are kept among the temporary files.
+    monkeypatch.setattr("tempfile.tempdir", str(home))
+    assert again() and parsed
+    assert again() and not parsed
 
 
 def test_text_that_utf8_cannot_hold_is_refused() -> None:

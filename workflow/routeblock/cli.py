@@ -2,7 +2,7 @@
 """The command line. A command imports what it needs when it runs, so that `--help` answers at once.
 
 Exit codes: 0 it holds, 1 a check found something, 2 bad input or a disk that does not take the result (one line on
-stderr), 130 and 143 interrupted.
+stderr), 130 and 143 interrupted, 141 if the reader of the output went away.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -24,13 +25,27 @@ from routeblock import cli_alignment, cli_dispatch, cli_figures, cli_grouped
 from routeblock.errors import InputError
 
 
+class _ReaderGoneError(Exception):
+    """Nobody reads the output any more."""
+
+
 class _Commands(TyperGroup):
-    """The commands. Typer takes the end of a file for the end of the user's answers: it never sees one from here."""
+    """The commands. Typer takes the end of a file for the end of the user's answers, and a reader that has gone for a
+    failure: it never sees either from here.
+    """
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **options)
+        except BrokenPipeError as e:  # the help's
+            raise _ReaderGoneError from e
 
     # Typer names this context by its base class, which it does not export.
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
+        except BrokenPipeError as e:
+            raise _ReaderGoneError from e
         except EOFError as e:
             raise InputError(
                 f"a file ends too early: {e}",
@@ -716,9 +731,7 @@ def generate_checkpoint(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (default: this process's) and return its exit code."""
     signal.signal(signal.SIGTERM, _stop)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a path may hold what the terminal's encoding does not
-            stream.reconfigure(errors="backslashreplace")
+    _open_streams()
     try:
         _check_text(sys.argv[1:] if arguments is None else arguments)
         code = app(args=arguments, prog_name="routeblock", standalone_mode=False)
@@ -730,13 +743,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = getattr(e, "ctx", None)
         command = context.command_path if context else "routeblock"
         return _refuse(f"{command}: {' '.join(e.format_message().split()).rstrip('.')}; see {command} --help")
-    except BrokenPipeError:  # the reader of our output has gone: nothing to tell it, at exit neither
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except (BrokenPipeError, _ReaderGoneError):
+        _silence(sys.stdout)
+        return 128 + signal.SIGPIPE
     except OSError as e:
         return _refuse(str(_unusable(e)))
     except Abort:
         return 128 + signal.SIGINT
+
+
+def _open_streams() -> None:
+    """Open what this process was started without: a file that is opened later would take the place of stdout."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+        elif isinstance(stream, io.TextIOWrapper):  # a path may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _silence(stream: IO[str]) -> None:
+    """Send what is still to be written to nobody: its reader has gone, also for what is flushed at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _check_text(arguments: Sequence[str]) -> None:
@@ -764,7 +797,10 @@ def _unusable(error: OSError) -> InputError:
 
 
 def _refuse(line: str) -> int:
-    print(line, file=sys.stderr)
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _silence(sys.stderr)
     return 2
 
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from routeblock.errors import InputError
-from routeblock.evidence.files import is_temporary
+from routeblock.evidence.files import is_temporary, writable_folder
 
 MARK = "ROUTEBLOCK_WORKFLOW"
+SCHEDULERS = ("snakemake", "routeblock.workflow_run")
 PROCESSES = Path("/proc")
 POLL_S = 0.2
 
@@ -49,7 +50,7 @@ def living(checkout: Path) -> list[Living]:
         try:
             words = [os.fsdecode(word) for word in (entry / "cmdline").read_bytes().split(b"\0")[:-1]]
             is_job = marked in (entry / "environ").read_bytes().split(b"\0")
-            is_scheduler = any(Path(word).name == "snakemake" for word in words[:3]) and (
+            is_scheduler = any(Path(word).name in SCHEDULERS for word in words[:3]) and (
                 os.path.realpath(entry / "cwd") == home
             )
         except OSError:  # it has ended, or is another user's
@@ -63,8 +64,10 @@ def recover(checkout: Path, results: Path, limit_s: float) -> list[str]:
     """Wait for the jobs that a killed workflow left in `checkout`, then clear its lock and half-written files.
 
     Returns what was found, in lines; none after a workflow that ended by itself. Raises InputError if a workflow
-    still runs there, and if its jobs take longer than `limit_s` seconds.
+    still runs there, if its jobs take longer than `limit_s` seconds, and if the checkout takes no files.
     """
+    # Snakemake would end in a traceback where it cannot keep its notes.
+    writable_folder(checkout / ".snakemake")
     said: list[str] = []
     end = time.monotonic() + limit_s
     while processes := living(checkout):

@@ -13,6 +13,7 @@ from routeblock.config import Config, check, load
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT
 from routeblock.evidence.files import writable_folder
+from routeblock.evidence.line_endings import check_line_endings
 from routeblock.recovery import mark
 from routeblock.route_block.operating_point import LANES
 
@@ -52,7 +53,9 @@ def prepare(settings: Any, results: Path) -> Config:
     mark(Path())
     os.environ["PATH"] = os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])
     try:
-        writable_folder(results)
+        for folder in (results, Path(".snakemake")):
+            writable_folder(folder)
+        check_line_endings(Path("fixtures"), PACKAGE_ROOT / "cuda")
         return check(settings, where="config.yaml")
     except InputError as e:
         print(e, file=sys.stderr)

@@ -1,4 +1,5 @@
 import json
+import shlex
 from pathlib import Path
 
 from routeblock.alignment_cost import targets as alignment
@@ -24,7 +25,9 @@ FIXTURE_TENSORS = [f"{FIXTURE}/{name}" for name in TENSOR_FILES]
 # How a lane's commands are started: on the lane cuda by an interpreter with torch, from this checkout's package.
 CUDA_PYTHON = CONFIG.cuda.python
 ON_CUDA = (
-    f"PYTHONPATH=workflow${{PYTHONPATH:+:$PYTHONPATH}} {CUDA_PYTHON} -m routeblock" if CUDA_PYTHON else "routeblock"
+    f"PYTHONPATH=workflow${{PYTHONPATH:+:$PYTHONPATH}} {shlex.quote(CUDA_PYTHON)} -m routeblock"
+    if CUDA_PYTHON
+    else "routeblock"
 )
 # That interpreter is made where it is missing or its pins changed; any other is given.
 MADE_PYTHON, MADE_STAMP = ".venv-cuda/bin/python", ".venv-cuda/stamp"

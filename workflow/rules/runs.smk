@@ -29,7 +29,11 @@ rule identity:
     wildcard_constraints:
         lane="twin-[a-z]+",
     params:
-        code=code("routeblock.route_block.runs.identity", "routeblock.route_block.runs.run", "routeblock.route_block.runs.twin"),
+        code=code(
+            "routeblock.route_block.runs.identity",
+            "routeblock.route_block.runs.run",
+            "routeblock.route_block.runs.twin",
+        ),
     shell:
         "routeblock freeze-identity --lane {wildcards.lane} --out {output.identity} 2> {log}"
 

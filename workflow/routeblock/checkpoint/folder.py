@@ -17,6 +17,24 @@ from pathlib import Path
 from routeblock.errors import InputError
 
 BOOKKEEPING = (".cache", ".git")  # folders of the download tools: no part of the published files
+# What a file manager leaves behind (macOS puts an AppleDouble `._name` beside each file on a disk without attributes).
+_LEFT_BY_FILE_MANAGERS = (".DS_Store", "Thumbs.db", "desktop.ini")
+UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2")
+# A way out where bytes are wrong and nobody here can say what they should be.
+COMPARE = "compare its SHA-256 with the one that its publisher lists"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
+
+
+def lfs_pointer(path: Path, data: bytes) -> InputError | None:
+    """The error for a file that holds a Git LFS pointer instead of its content."""
+    if not data.startswith(LFS_POINTER):
+        return None
+    return InputError(
+        f"a Git LFS pointer of {len(data)} bytes" if len(data) < 1024 else "a Git LFS pointer",
+        where=str(path),
+        limit="it stands for a file that git-lfs has not fetched",
+        way_out="run git lfs pull in the clone, or copy the file itself",
+    )
 
 
 @dataclass(frozen=True)
@@ -27,13 +45,26 @@ class Folder:
     files: Mapping[str, Path]
     revision: str | None
 
-    def path(self, name: str, *, way_out: str = "download the checkpoint again") -> Path:
+    def path(self, name: str, *, way_out: str = "name the folder that holds it, or copy it there") -> Path:
         """The real file of `name`; InputError if the folder has none."""
         if name not in self.files:
             raise InputError(
                 "no such file", where=str(self.root / name), limit="the checkpoint needs it", way_out=way_out
             )
         return self.files[name]
+
+    def unfinished(self) -> list[InputError]:
+        """One error for each file that a download has not finished."""
+        return [
+            InputError(
+                "an unfinished download",
+                where=str(self.root / name),
+                limit="a checkpoint is whole files",
+                way_out="finish the download, or remove it if the file is there under its own name",
+            )
+            for name in self.files
+            if name.endswith(UNFINISHED)
+        ]
 
 
 def open_folder(path: Path, revision: str | None = None) -> Folder:
@@ -57,7 +88,9 @@ def open_folder(path: Path, revision: str | None = None) -> Folder:
         allowed.append(blobs)
     files = dict(sorted(_walk(root, real, allowed)))
     if not files:
-        raise InputError("no files", where=str(root), limit="a checkpoint is needed", way_out="download it again")
+        raise InputError(
+            "no files", where=str(root), limit="a checkpoint is needed", way_out="name the folder that holds it"
+        )
     found = real.name if len(allowed) > 1 else _downloaded_revision(real)
     if revision and found and revision != found:
         raise InputError(
@@ -127,6 +160,8 @@ def _walk(folder: Path, real_root: Path, allowed: list[Path], prefix: str = "") 
                     limit="a manifest lists every file by its name in UTF-8",
                     way_out="rename the file or remove it",
                 )
+            if entry.name.startswith("._") or entry.name in _LEFT_BY_FILE_MANAGERS:
+                continue
             if entry.is_dir(follow_symlinks=False):
                 if not (prefix == "" and entry.name in BOOKKEEPING):
                     yield from _walk(Path(entry.path), real_root, allowed, f"{name}/")

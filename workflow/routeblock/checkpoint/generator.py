@@ -19,9 +19,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from routeblock.checkpoint.families import FAMILIES, PROJECTIONS, Schedule
 from routeblock.checkpoint.layer import PackedProjection
 from routeblock.checkpoint.layout import KERNEL_GROUPS
-from routeblock.checkpoint.model import EXPERTS_LIMIT, FAMILIES, LAYERS_LIMIT, PROJECTIONS, Container, Schedule
+from routeblock.checkpoint.model import EXPERTS_LIMIT, LAYERS_LIMIT
+from routeblock.checkpoint.quantization import Container
 from routeblock.checkpoint.shards import INDEX
 from routeblock.errors import InputError
 from routeblock.evidence.files import atomic_folder
@@ -229,25 +231,37 @@ def config(spec: Spec) -> dict[str, Any]:
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": scheme, "input_activations": None}},
             "ignore": ["lm_head", r"re:.*\.gate$", *skipped],
         }
-    dense = {"first_k_dense_replace": len(spec.dense_layers)} if family.schedule is Schedule.FIRST_DENSE else {}
-    return {
+    text: dict[str, Any] = {
         "architectures": ["GeneratedForCausalLM"],
         "model_type": spec.model_type,
         "hidden_act": "silu",
         "hidden_size": spec.hidden,
         family.intermediate_key: spec.intermediate,
         family.experts_key: spec.experts,
-        "num_experts_per_tok": spec.top_k,
+        family.top_k_key: spec.top_k,
         "num_hidden_layers": spec.layers,
         "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": list(spec.dense_layers),
-        **dense,
+        **_schedule(family.schedule, spec.dense_layers),
         "rms_norm_eps": 1e-6,
         "vocab_size": BYTE_VOCABULARY,
         "torch_dtype": spec.dtype,
-        "quantization_config": quantization,
     }
+    return {**text, "quantization_config": quantization}
+
+
+def _schedule(schedule: Schedule, dense: tuple[int, ...]) -> dict[str, Any]:
+    """The keys by which a family says which layers have experts: all but the dense ones."""
+    match schedule:
+        case Schedule.SPARSE_STEP:
+            return {"decoder_sparse_step": 1, "mlp_only_layers": list(dense)}
+        case Schedule.FIRST_DENSE:
+            return {"first_k_dense_replace": len(dense)}
+        case Schedule.PERIOD:
+            return {"expert_layer_period": 1, "expert_layer_offset": 0}
+        case Schedule.INTERVAL:
+            return {"moe_layer_start_index": len(dense), "moe_layer_end_index": -1, "moe_layer_interval": 1}
+        case Schedule.ALL:
+            return {}
 
 
 def _tensors(spec: Spec, weights: Weights) -> Iterator[LazyTensor]:
@@ -258,7 +272,7 @@ def _tensors(spec: Spec, weights: Weights) -> Iterator[LazyTensor]:
     yield _given(f"{spec.prefix}embed_tokens.weight", embedding, spec.dtype)
     for layer in range(spec.layers):
         base = f"{spec.prefix}layers.{layer}."
-        for norm in ("input_layernorm", "post_attention_layernorm"):
+        for norm in ("input_layernorm", family.norm):
             yield _given(f"{base}{norm}.weight", rng.uniform(0.8, 1.2, spec.hidden) - family.norm_offset, spec.dtype)
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             yield _given(f"{base}self_attn.{name}.weight", rng.standard_normal((64, 64)), spec.dtype)
@@ -269,7 +283,7 @@ def _tensors(spec: Spec, weights: Weights) -> Iterator[LazyTensor]:
         # A share of the common direction makes some experts popular, as trained routers are.
         pull = rng.standard_normal(spec.experts)[:, None] * common[None, :] * spec.skew
         gate = (rng.standard_normal((spec.experts, spec.hidden)) + pull / np.sqrt(spec.hidden)) / np.sqrt(spec.hidden)
-        yield _given(f"{base}{family.block}.gate.weight", gate, spec.dtype)
+        yield _given(f"{base}{family.block}.{family.router}.weight", gate, spec.dtype)
         if layer in spec.plain_layers:
             yield from _plain(spec, base, layer)
         else:

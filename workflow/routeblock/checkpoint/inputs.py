@@ -8,6 +8,7 @@ its real router, past every layer before it. It is called `stand_in` wherever it
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from routeblock.checkpoint.folder import lfs_pointer
 from routeblock.checkpoint.layer import Checkpoint, ExpertLayer
 from routeblock.checkpoint.shards import shard_names
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_array, sha256_file
 from routeblock.evidence.tensors import load_tensors
-from routeblock.moe.routing import check_topk_ids
 
 STAND_IN, CAPTURED = "stand_in", "captured"
 TOKENIZER = "tokenizer.json"
@@ -58,6 +59,10 @@ def captured_inputs(path: Path, checkpoint: Checkpoint, layer: ExpertLayer) -> I
     def refuse(what: str, limit: str, way_out: str = "capture it again") -> InputError:
         return InputError(what, where=str(path), limit=limit, way_out=way_out)
 
+    if path.is_file():
+        with path.open("rb") as f:
+            if pointer := lfs_pointer(path, f.read(1024)):
+                raise pointer
     tensors = load_tensors(path)
     unknown = sorted(tensors.keys() - {"hidden", "topk_ids", "topk_weights"})
     if unknown or "hidden" not in tensors or ("topk_ids" in tensors) != ("topk_weights" in tensors):
@@ -83,14 +88,34 @@ def captured_inputs(path: Path, checkpoint: Checkpoint, layer: ExpertLayer) -> I
         raise refuse(f"topk_ids {list(ids.shape)}, topk_weights {list(weights.shape)}", "one row a token in each")
     if ids.shape[1] != model.top_k:
         raise refuse(f"{ids.shape[1]} experts a token", f"the checkpoint's config.json says {model.top_k}")
-    checked = check_topk_ids(ids, model.num_experts, outside_allowed=False)
-    if any(len(set(row)) < len(row) for row in checked.tolist()):
-        raise refuse("a token names one expert twice", "top-k experts of a token are distinct")
+    checked = _checked_ids(ids, model.num_experts, refuse)
     if weights.dtype.name not in ("float32", "float16", "bfloat16"):
         raise refuse(f"topk_weights is {weights.dtype}", "float32, float16 or bfloat16")
     if not finite_in(weights.astype(np.float32), layer.dtype):
         raise refuse("topk_weights holds an infinity or NaN", f"finite values in {layer.dtype} are needed")
     return Inputs(hidden, checked.astype(np.int32), weights.astype(np.float32), source)
+
+
+def _checked_ids(ids: NDArray[Any], num_experts: int, refuse: Callable[..., InputError]) -> NDArray[np.int64]:
+    """`topk_ids` as int64 if every row names different experts of the layer."""
+    drop = "remove such rows from hidden, topk_ids and topk_weights"
+    if ids.dtype.kind not in "iu":
+        raise refuse(f"topk_ids is {ids.dtype}", "integers are needed")
+    outside = np.argwhere((ids < 0) | (ids >= num_experts))
+    if outside.size:
+        row, slot = (int(x) for x in outside[0])
+        limit = f"experts are 0 to {num_experts - 1}; a padded row has no routing"
+        raise refuse(f"topk_ids row {row}, slot {slot} is {int(ids[row, slot])}", limit, drop)
+    checked: NDArray[np.int64] = ids.astype(np.int64)
+    ordered = np.sort(checked, axis=1)
+    twice = np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1))
+    if twice.size:
+        row = int(twice[0])
+        named = checked[row].tolist()
+        slot = next(i for i, e in enumerate(named) if e in named[:i])
+        what = f"topk_ids row {row}, slot {slot} is {named[slot]}, as slot {named.index(named[slot])} is"
+        raise refuse(what, "the top-k experts of a token are distinct", drop)
+    return checked
 
 
 def stand_in_inputs(
@@ -129,6 +154,9 @@ def stand_in_inputs(
 
 def _tokenise(checkpoint: Checkpoint, prompt: str) -> list[int]:
     path = checkpoint.folder.path(TOKENIZER, way_out="give token ids instead of a prompt")
+    with path.open("rb") as f:
+        if pointer := lfs_pointer(checkpoint.folder.root / TOKENIZER, f.read(1024)):
+            raise pointer
     try:
         from tokenizers import Tokenizer
     except ImportError as e:
@@ -145,7 +173,7 @@ def _tokenise(checkpoint: Checkpoint, prompt: str) -> list[int]:
             f"no tokenizer: {str(e).splitlines()[0][:120]}",
             where=str(checkpoint.folder.root / TOKENIZER),
             limit="a tokenizer file is needed",
-            way_out="download it again, or give token ids instead of a prompt",
+            way_out="give token ids instead of a prompt",
         ) from e
     return ids
 
@@ -194,7 +222,7 @@ def _must_be_finite(x: NDArray[Any], what: str, checkpoint: Checkpoint) -> None:
 def _norm(x: NDArray[Any], layer: ExpertLayer, eps: float) -> NDArray[Any]:
     """RMS norm before the MoE block, rounded to the layer's dtype before and after the weights, as the family does."""
     dtype = numpy_dtype(layer.dtype)
-    weights = layer.other("post_attention_layernorm.weight", (layer.model.hidden,)).astype(np.float64)
+    weights = layer.other(f"{layer.model.family.norm}.weight", (layer.model.hidden,)).astype(np.float64)
     wide = x.astype(np.float64)
     mean = np.array([math.fsum(row) for row in (wide * wide).tolist()]) / layer.model.hidden
     scaled = wide / np.sqrt(mean + eps)[:, None]
@@ -215,12 +243,12 @@ def route(
     model = layer.model
     if model.renormalise is None:
         raise InputError(
-            f"the router of {model.model_type} is no plain softmax and top-k",
+            f"the router of {model.model_type} is not a plain softmax and top-k",
             where=str(checkpoint.folder.root),
-            limit="only those are computed here",
+            limit="only that kind is computed here",
             way_out="give captured inputs with topk_ids and topk_weights",
         )
-    gate = layer.other(f"{model.family.block}.gate.weight", (model.num_experts, model.hidden)).astype(np.float64)
+    gate = layer.router().astype(np.float64)
     _must_be_finite(gate, "weights of the router", checkpoint)
     wide = hidden.astype(np.float64)
     logits = np.zeros((hidden.shape[0], model.num_experts))

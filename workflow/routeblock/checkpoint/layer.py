@@ -7,7 +7,9 @@ the layer are opened.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from routeblock.checkpoint.folder import Folder, open_folder
+from routeblock.checkpoint.families import PROJECTIONS
+from routeblock.checkpoint.folder import COMPARE, Folder, open_folder
 from routeblock.checkpoint.layout import (
-    FUSED,
+    LAYOUTS_PAGE,
     Form,
     Key,
     Layer,
@@ -29,11 +32,14 @@ from routeblock.checkpoint.layout import (
     group_layers,
     stored_projections,
 )
-from routeblock.checkpoint.model import CONFIG, PROJECTIONS, Container, Model, read_model
-from routeblock.checkpoint.shards import Catalogue, TensorRef, read_header, read_index, shard_names
+from routeblock.checkpoint.model import CONFIG, Model, read_model
+from routeblock.checkpoint.names import FUSED
+from routeblock.checkpoint.quantization import Container
+from routeblock.checkpoint.shards import Catalogue, TensorRef, chosen, read_header, read_index, shard_names
 from routeblock.errors import InputError
 from routeblock.moe.awq import pack_awq, unpack_awq
 
+SHARD_MISSING = "add the shard; nothing is put in its place"
 GEMM_PROJECTIONS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
 
 
@@ -103,6 +109,37 @@ class ExpertLayer:
             )
         return self.catalogue.read(ref.name)
 
+    def router(self) -> NDArray[Any]:
+        """The weights of the block's router [experts, hidden]: the one tensor of that shape and such a name."""
+        wanted = (self.model.num_experts, self.model.hidden)
+        pattern = re.compile(rf"{re.escape(self.tensors.block)}\.(?:gate|router)(?:\.\w+)?\.weight")
+        found = [r for name, r in self.tensors.others.items() if pattern.fullmatch(name) and r.shape == wanted]
+        if len(found) != 1:
+            raise InputError(
+                f"{len(found)} tensors of layer {self.layer} can be its router",
+                where=next(iter(self.catalogue.paths)),
+                limit=f"one called gate or router, {list(wanted)}, is needed; the layer has {self.tensors.alike()}",
+                way_out="give captured inputs with topk_ids and topk_weights",
+            )
+        return self.catalogue.read(found[0].name)
+
+    def constant_fault(self, expert: int, projection: str) -> InputError | None:
+        """The error for a projection whose weights or scales are one value, as in a copy without its data."""
+        found = self.packed(expert, projection)
+        for what, x in (("weights", found.qweight), ("scales", found.scales)):
+            if not _constant(x) or not np.isfinite(x.flat[0]):  # what is not finite is an error of its own
+                continue
+            part = Part.WEIGHTS if what == "weights" else Part.SCALES
+            stored = FUSED if self.form.fused and projection != "down_proj" else projection
+            ref = self.tensors.experts[Key(None if self.form.stacked else expert, stored, part)]
+            return InputError(
+                f"tensor {ref.name}: the {what} of expert {expert}, {projection}, are all {x.flat[0]}",
+                where=str(self.catalogue.paths[ref.shard]),
+                limit="quantised weights and their scales differ from row to row; a sparse or broken copy is all zeros",
+                way_out=COMPARE,
+            )
+        return None
+
     def shape(self, projection: str) -> tuple[int, int]:
         """(K, N) of a projection of one expert."""
         h, i = self.model.hidden, self.model.intermediate
@@ -140,6 +177,13 @@ class ExpertLayer:
         return PackedProjection(pack_awq(np.ascontiguousarray(values.T)), turned, scales)
 
 
+def _constant(x: NDArray[Any]) -> bool:
+    """Whether all values have the same bits; the first rows settle it unless they are."""
+    bits = x.view(np.uint16 if x.dtype.itemsize == 2 else np.uint32)
+    first = bits.flat[0]
+    return bool((bits[:1] == first).all()) and bits.size > 1 and bool((bits == first).all())
+
+
 def _low_first(words: NDArray[np.int32]) -> NDArray[np.uint8]:
     """int32 [R, C/8] -> uint8 [R, C], low nibble first."""
     pairs = np.ascontiguousarray(words).view(np.uint8)
@@ -159,19 +203,24 @@ class Checkpoint:
 
     def catalogue(self, shards: list[str]) -> Catalogue:
         """The tensors of some shards. Raises InputError for a broken shard, or a tensor that two shards hold."""
-        paths = {s: self.folder.path(s, way_out="download the shard; nothing is put in its place") for s in shards}
-        tensors: dict[str, TensorRef] = {}
-        for shard, path in paths.items():
-            for name, ref in read_header(path, shard).items():
-                if name in tensors:
-                    raise InputError(
-                        f"tensor {name} is also in {tensors[name].shard}",
-                        where=str(self.folder.root / shard),
-                        limit="a tensor stands in one shard",
-                        way_out="remove the shard that does not belong to the checkpoint",
-                    )
-                tensors[name] = ref
-        return Catalogue(paths, tensors)
+        found, faults = self.survey(shards)
+        if faults:
+            raise faults[0]
+        return found
+
+    def survey(self, shards: list[str]) -> tuple[Catalogue, list[InputError]]:
+        """The tensors of some shards, and everything that is wrong with the shards; a broken one has no tensors."""
+        faults: list[InputError] = []
+        headers: dict[str, dict[str, TensorRef]] = {}
+        paths: dict[str, Path] = {}
+        for shard in shards:
+            try:
+                paths[shard] = self.folder.path(shard, way_out=SHARD_MISSING)
+                headers[shard] = read_header(paths[shard], shard)
+            except InputError as e:
+                faults.append(e)
+        tensors, doubtful = chosen(headers, self.index, self.folder.root)
+        return Catalogue(paths, tensors), faults + doubtful
 
     def shards_of(self, layer: int) -> list[str]:
         """The shards that hold a layer by the index; all of them if there is none."""
@@ -184,16 +233,26 @@ class Checkpoint:
 def open_checkpoint(path: Path, revision: str | None = None) -> Checkpoint:
     """Open a checkpoint folder. Raises InputError as `open_folder`, `read_model` and `read_index` do."""
     folder = open_folder(path, revision)
-    model = read_model(folder)
     index = read_index(folder.root, folder.files)
-    if not shard_names(folder.files, index):
+    shards = shard_names(folder.files, index)
+    model = read_model(folder, index or _tensor_names(folder, shards))
+    if not shards:
         raise InputError(
             "no safetensors file",
             where=str(folder.root),
             limit="weights are needed",
-            way_out="download the checkpoint again",
+            way_out="name the folder that holds them",
         )
     return Checkpoint(folder, model, index)
+
+
+def _tensor_names(folder: Folder, shards: list[str]) -> list[str]:
+    """The names in the shards that can be read; what is wrong with the others is reported where they are used."""
+    found: list[str] = []
+    for shard in shards:
+        with suppress(InputError):
+            found += read_header(folder.path(shard), shard)
+    return found
 
 
 def one_prefix(
@@ -205,14 +264,16 @@ def one_prefix(
     if len(found) == 1:
         return found[0]
     if not found:
+        here = next((x.alike() for (_, n), x in layers.items() if n == number), "")
+        names = f"it has {here}" if here else "no tensor has its name"
         return InputError(
             f"layer {number} has no expert tensors",
             where=str(root),
-            limit=f"{root / CONFIG} makes layers {ranges(checkpoint.model.moe_layers)} mixtures of experts",
-            way_out="download the checkpoint again",
+            limit=f"{root / CONFIG} makes layers {ranges(checkpoint.model.moe_layers)} mixtures of experts; {names}",
+            way_out=f"use a checkpoint of a layout in {LAYOUTS_PAGE}",
         )
     return InputError(
-        f"layer {number} stands under {' and '.join(repr(x.prefix) for x in found)}",
+        f"layer {number} is found under {' and '.join(repr(x.prefix) for x in found)}",
         where=str(root),
         limit="one name for each tensor",
         way_out="remove or rename one of them",
@@ -265,7 +326,7 @@ def stored_shape_fault(found: Layer, model: Model, catalogue: Catalogue, folder:
                 f"tensor {ref.name} says {stored[0].tolist()}",
                 where=str(folder.root / ref.shard),
                 limit=f"the sizes in {CONFIG} make it [{n}, {k}]",
-                way_out="download the shard again",
+                way_out=f"correct {CONFIG}",
             )
     return None
 

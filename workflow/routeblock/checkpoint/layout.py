@@ -13,24 +13,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
-from routeblock.checkpoint.folder import Folder
-from routeblock.checkpoint.model import CONFIG, Container, Model
+from routeblock.checkpoint.families import PROJECTIONS
+from routeblock.checkpoint.folder import COMPARE, Folder
+from routeblock.checkpoint.model import CONFIG, Model
+from routeblock.checkpoint.names import FUSED, expert_name, layer_name, shapeless
+from routeblock.checkpoint.quantization import Container
 from routeblock.checkpoint.shards import INDEX, SINGLE, TensorRef
 from routeblock.errors import InputError
 
-FUSED = "gate_up_proj"
 MISSING = "is missing"
 SCALE_DTYPES = ("F16", "BF16")
-# The decoder's own layers: a prefix of these words only, however often (a doubled `model.` is seen in the wild). Vision
-# towers and multi-token prediction heads have others.
-DECODER_PREFIX = re.compile(r"(?:(?:model|language_model|transformer)\.)*")
-_LAYER = re.compile(r"(?P<prefix>(?:\w+\.)*?)layers\.(?P<layer>\d+)\.(?P<rest>.+)")
-_EXPERT = re.compile(
-    r"(?:(?P<expert>\d+)\.)?(?P<projection>[a-z]\w*?)(?:[._](?P<part>PARTS))?".replace(
-        "PARTS", "qweight|qzeros|scales|g_idx|bias|(?:weight_)?(?:packed|scale|zero_point|shape|g_idx)|weight"
-    )
-)
+_ELSEWHERE = re.compile(r"^\w*attn\.|norm\.weight$")
+LAYOUTS_PAGE = "docs/your-own-checkpoint.md"
 
 
 class Part(StrEnum):
@@ -85,12 +81,17 @@ class Form:
 
 @dataclass
 class LayerTensors:
-    """A decoder layer's tensors: the experts' by what they are, `others` by their name inside the layer."""
+    """A decoder layer's tensors: the experts' by what they are, `others` by their name inside the layer.
+
+    `stored` has each projection's own name, `modules` the path of each expert tensor's Linear.
+    """
 
     layer: int
     prefix: str
     block: str = ""
     experts: dict[Key, TensorRef] = field(default_factory=dict)
+    modules: dict[Key, str] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
     unknown: list[TensorRef] = field(default_factory=list)
     others: dict[str, TensorRef] = field(default_factory=dict)
 
@@ -106,6 +107,13 @@ class LayerTensors:
         stacked = sum(k.expert is None for k in packed)
         return Form(2 * stacked > len(packed), any(k.projection == FUSED for k in packed))
 
+    def alike(self, limit: int = 10) -> str:
+        """The names that the layer has outside attention and norms, numbers left open."""
+        names = [*(r.name for r in self.experts.values()), *(r.name for r in self.unknown), *self.others]
+        inside = (n.partition(f"layers.{self.layer}.")[2] or n for n in names)
+        found = list(dict.fromkeys(shapeless(n) for n in inside if not _ELSEWHERE.search(n)))
+        return ", ".join(found[:limit]) + (f" and {len(found) - limit} more" if len(found) > limit else "")
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -118,49 +126,44 @@ class Layer:
 
 @dataclass(frozen=True)
 class Plain:
-    """A layer whose experts are not quantised; `entry` of modules_to_not_convert says so."""
+    """A layer whose experts are not quantised, and the part of the configuration that says so."""
 
     first: TensorRef
-    entry: str
+    reason: str
 
     def fault(self, layer: int, folder: Folder) -> InputError:
         """Why the study cannot run on it."""
         return InputError(
             f"tensor {self.first.name} is plain {self.first.dtype}",
             where=str(folder.root / self.first.shard),
-            limit=f"modules_to_not_convert of {CONFIG} lists {self.entry!r}, and the study needs packed 4-bit experts",
+            limit=f"{self.reason} in {CONFIG}, and the study needs packed 4-bit experts",
             way_out=f"choose another layer than {layer} (routeblock checkpoint lists them)",
         )
 
 
 def group_layers(tensors: Mapping[str, TensorRef], model: Model) -> dict[tuple[str, int], LayerTensors]:
     """The decoder layers among `tensors`, by prefix and number."""
-    names = dict(zip(model.family.projections, ("gate_proj", "up_proj", "down_proj"), strict=True)) | {FUSED: FUSED}
-    parts = _PARTS[model.quantization.container]
+    parts = {**_PARTS[model.quantization.container], "weight": Part.PLAIN}
     layers: dict[tuple[str, int], LayerTensors] = {}
     for name, ref in tensors.items():
-        match = _LAYER.fullmatch(name)
-        if not match or not DECODER_PREFIX.fullmatch(match["prefix"]):
+        found = layer_name(name)
+        if found is None:
             continue
-        number = int(match["layer"])
-        layer = layers.setdefault((match["prefix"], number), LayerTensors(number, match["prefix"]))
-        block, found, rest = match["rest"].partition(".experts.")
-        if not found:
-            layer.others[match["rest"]] = ref
+        layer = layers.setdefault((found.prefix, found.layer), LayerTensors(found.layer, found.prefix))
+        if found.block is None:
+            layer.others[found.rest] = ref
             continue
-        layer.block = block
-        inner = _EXPERT.fullmatch(rest)
-        part = parts.get((inner["part"] or "weight").removeprefix("weight_")) if inner else None
-        if inner and (inner["part"] or "weight") == "weight":
-            part = Part.PLAIN
-        if not inner or part is None or inner["projection"] not in names:
+        layer.block = layer.block or found.block
+        expert = expert_name(found.inside) if layer.block == found.block else None
+        if expert is None or expert.part not in parts:
             layer.unknown.append(ref)
             continue
-        expert = None if inner["expert"] is None else int(inner["expert"])
-        key = Key(expert, names[inner["projection"]], part)
+        key = Key(expert.expert, expert.projection, parts[expert.part])
         if key in layer.experts:
             layer.unknown.append(ref)
         layer.experts[key] = ref
+        layer.modules[key] = f"{found.module}.{expert.module}"
+        layer.stored.setdefault(expert.projection, expert.stored)
     return layers
 
 
@@ -192,21 +195,27 @@ class Problem:
 def examine(
     layer: LayerTensors, model: Model, folder: Folder, index: Mapping[str, str] | None
 ) -> Layer | Plain | list[Problem]:
-    """The layer's form if its experts are whole, `Plain` if they are declared unquantised, else every broken rule."""
-    entry = model.quantization.skip_entry(layer.module)
-    if entry is not None:
-        return _examine_skipped(layer, entry, folder, index)
+    """The layer's form if its experts are whole, `Plain` if all are declared unquantised, else every broken rule."""
+    quantization = model.quantization
+    reasons = {key: quantization.why_plain(module) for key, module in layer.modules.items()}
+    declared = {module: reasons[key] for key, module in layer.modules.items()}
+    if declared and all(declared.values()):
+        return _examine_skipped(layer, reasons, folder)
     found = _Findings(folder)
     config = folder.root / CONFIG
-    plain = [r for k, r in layer.experts.items() if k.part is Part.PLAIN]
-    for ref in plain:
-        found.add(
-            ref,
-            "is not quantised",
-            f"{config} quantises layer {layer.layer}: its modules_to_not_convert does not list {layer.module}",
-            "choose another layer, or list the module",
-        )
-    if len(plain) < len(layer.experts) or layer.unknown:
+    for key, ref in layer.experts.items():
+        if key.part is not Part.PLAIN:
+            continue
+        if reason := reasons[key]:
+            rule = f"{reason} in {config}, and not the layer's other experts"
+            found.add(ref, "is not quantised", rule, f"choose another layer than {layer.layer}")
+        else:
+            rule = f"{config} quantises layer {layer.layer}: {quantization.key} does not list {layer.module}"
+            found.add(ref, "is not quantised", rule, "choose another layer, or list the module")
+    packed = [k for k in layer.experts if k.part is not Part.PLAIN]
+    if any(reasons[k] for k in packed):
+        _check_declared(layer, reasons, config, found)
+    elif packed or layer.unknown:
         _check_wanted(layer, model, folder, index, found)
         _check_others(layer, model, folder, found)
         _check_scales(layer, found)
@@ -214,21 +223,19 @@ def examine(
     return found.problems() or Layer(layer, layer.form, scales[0])
 
 
-def _examine_skipped(
-    layer: LayerTensors, entry: str, folder: Folder, index: Mapping[str, str] | None
-) -> Plain | list[Problem]:
-    """A layer that modules_to_not_convert names."""
-    config = folder.root / CONFIG
-    packed = [r for k, r in layer.experts.items() if k.part is not Part.PLAIN]
-    plain = [r for k, r in layer.experts.items() if k.part is Part.PLAIN]
-    if packed:
-        rule = f"modules_to_not_convert of {config} lists {entry!r}, so it must not be quantised"
-        where = str(folder.root / packed[0].shard)
-        return [Problem(where, packed[0].name, "is quantised", rule, "correct config.json", len(packed) - 1)]
-    if not plain:
-        rule = f"layer {layer.layer} has experts by {config}"
-        return [Problem(_whole(folder, index), layer.module, "no experts", rule, "download the checkpoint again")]
-    return Plain(plain[0], entry)
+def _check_declared(layer: LayerTensors, reasons: Mapping[Key, str | None], config: Path, found: _Findings) -> None:
+    """What the configuration leaves unquantised has no packed tensors."""
+    for key, ref in layer.experts.items():
+        if key.part is not Part.PLAIN and (reason := reasons[key]):
+            found.add(ref, "is quantised", f"{reason} in {config}, so it must not be quantised", "correct config.json")
+
+
+def _examine_skipped(layer: LayerTensors, reasons: Mapping[Key, str | None], folder: Folder) -> Plain | list[Problem]:
+    """A layer whose experts the configuration leaves unquantised."""
+    found = _Findings(folder)
+    _check_declared(layer, reasons, folder.root / CONFIG, found)
+    plain = [(r, reasons[k]) for k, r in layer.experts.items() if k.part is Part.PLAIN]
+    return found.problems() or Plain(plain[0][0], plain[0][1] or "")
 
 
 def _whole(folder: Folder, index: Mapping[str, str] | None) -> str:
@@ -253,25 +260,24 @@ def _check_wanted(
             continue
         elif ref.dtype not in dtypes or ref.shape not in shapes:
             rule = f"{config} makes it {' or '.join(dtypes)} {list(shapes[0])}"
-            way_out = "correct config.json or download the shard again"
-            found.add(ref, f"is {ref.dtype} {list(ref.shape)}", rule, way_out)
-        elif index is not None and index.get(ref.name) != ref.shard:
-            what = "is not in the index" if ref.name not in index else f"is in {index[ref.name]} by the index"
-            found.add(ref, what, f"{INDEX} names the shard of every tensor", f"download {INDEX} again")
+            found.add(ref, f"is {ref.dtype} {list(ref.shape)}", rule, f"correct {CONFIG}, or {COMPARE}")
+        elif index is not None and index.get(ref.name, ref.shard) != ref.shard:
+            what = f"is in {index[ref.name]} by the index"
+            found.add(ref, what, "that shard does not hold it", f"correct {INDEX}")
 
 
 def _check_others(layer: LayerTensors, model: Model, folder: Folder, found: _Findings) -> None:
     """No tensor of the experts is left over."""
     q, config, form = model.quantization, folder.root / CONFIG, layer.form
     for ref in layer.unknown:
-        rule = f"{q.container} experts, {form}, have no such tensor"
-        found.add(ref, "is not expected here", rule, "use a checkpoint of a layout in docs/your-own-checkpoint.md")
+        rule = f"{q.container} experts, {form}, have no such tensor; the layer has {layer.alike()}"
+        found.add(ref, "is not expected here", rule, f"use a checkpoint of a layout in {LAYOUTS_PAGE}")
     wanted = {key for key, _ in _wanted(form, model)}
     for key, ref in layer.experts.items():
         if key in wanted or key.part is Part.PLAIN:
             continue
         if key.part is Part.ZEROS and not q.zero_points:
-            found.add(ref, "holds zero points", f"{config} says that there are none", "correct config.json")
+            found.add(ref, "holds zero points", f"{config} says that there are no zero points", "correct config.json")
         elif key.expert is not None and key.expert >= model.num_experts:
             rule = f"{config} has {model.num_experts} experts"
             found.add(ref, f"belongs to expert {key.expert}", rule, "correct config.json")
@@ -359,7 +365,7 @@ def stored_projections(form: Form, model: Model) -> dict[str, tuple[int, int]]:
 
 def _name(layer: LayerTensors, key: Key, model: Model) -> str:
     """The name that a missing tensor should have, spelt as its neighbours are."""
-    own = dict(zip(("gate_proj", "up_proj", "down_proj"), model.family.projections, strict=True))
+    own = dict(zip(PROJECTIONS, model.family.projections, strict=True)) | layer.stored
     suffix = next(s for s, p in _PARTS[model.quantization.container].items() if p is key.part)
     neighbours = [r.name for k, r in layer.experts.items() if k.part is Part.WEIGHTS]
     underscored = bool(neighbours) and re.search(r"_proj_(qweight|packed)$", neighbours[0]) is not None
@@ -390,11 +396,9 @@ class _Findings:
         self._found.append(Problem(str(self.folder.root / ref.shard), ref.name, what, rule, way_out))
 
     def missing(self, where: str, name: str, key: Key, held: str, zero_points: bool) -> None:
-        way_out = "download the shard again"
+        way_out = "use a checkpoint that has it; nothing is put in its place"
         if key.part is Part.ZEROS and zero_points:
             way_out += ", or set zero_point to false in config.json if the weights are symmetric"
-        elif key.part in (Part.WEIGHTS, Part.SCALES):
-            way_out += "; nothing is put in its place"
         self._found.append(Problem(where, name, MISSING, held, way_out))
 
     def problems(self) -> list[Problem]:

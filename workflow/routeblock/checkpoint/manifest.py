@@ -102,8 +102,8 @@ def _hash(folder: Folder, name: str, advance: Callable[[int], None], stop: threa
         raise InputError(
             f"changed while it was read ({before.st_size} bytes, then {after.st_size}, {size} read)",
             where=shown,
-            limit="a manifest is of files that stand still",
-            way_out="wait for the download to end",
+            limit="files must not change while they are hashed",
+            way_out="wait until the download has ended",
         )
     found = digest.hexdigest()
     if path.parent.name == "blobs" and len(path.name) == SHA256_HEX and path.name != found:
@@ -131,7 +131,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def document(entries: list[Entry]) -> bytes:
-    """The manifest as canonical JSON; its SHA-256 stands for the checkpoint's bytes."""
+    """The manifest as canonical JSON; its SHA-256 identifies the checkpoint's bytes."""
     return canonical_json({"format": FORMAT, "files": entries})
 
 
@@ -173,9 +173,11 @@ def check_shards(folder: Folder) -> None:
 
     Raises InputError for the first that is missing, truncated or malformed.
     """
+    for unfinished in folder.unfinished():
+        raise unfinished
     indexed = shard_names(folder.files, read_index(folder.root, folder.files))
     for name in sorted({*indexed, *(n for n in folder.files if n.endswith(".safetensors"))}):
-        read_header(folder.path(name, way_out="download the shard"), name)
+        read_header(folder.path(name, way_out="add the shard"), name)
 
 
 def seal_manifest(path: Path, out: Path, revision: str | None, layer: int | None) -> None:
@@ -184,7 +186,7 @@ def seal_manifest(path: Path, out: Path, revision: str | None, layer: int | None
     Raises InputError as `open_folder` and `hash_files` do, and, before anything is hashed, for a shard that is missing,
     truncated or malformed: an identity of half a download would be taken for the model's.
 
-    The checkpoint is no input of the seal: it lies outside the results, and the manifest itself says what it was.
+    The checkpoint is not an input of the seal: it lies outside the results, and the manifest lists it.
     """
     folder = open_folder(path, revision)
     check_shards(folder)
@@ -201,7 +203,7 @@ def check_manifest(path: Path, revision: str | None, manifest: Path) -> list[Inp
 
 
 def read_manifest(path: Path) -> tuple[bytes, Mapping[str, Entry]]:
-    """A manifest's bytes and its entries by path. Raises InputError if it is no manifest in canonical JSON."""
+    """A manifest's bytes and its entries by path. Raises InputError if it is not a manifest in canonical JSON."""
     try:
         data = path.read_bytes()
         value = json.loads(data)
@@ -210,7 +212,7 @@ def read_manifest(path: Path) -> tuple[bytes, Mapping[str, Entry]]:
         return data, {e["path"]: {"size": int(e["size"]), "sha256": str(e["sha256"])} for e in value["files"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise InputError(
-            f"no manifest of a checkpoint: {e}",
+            f"not a manifest of a checkpoint: {e}",
             where=str(path),
             limit=f"{FORMAT} in canonical JSON",
             way_out="make it with routeblock manifest",

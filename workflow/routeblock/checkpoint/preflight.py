@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
-from routeblock.checkpoint.layer import Checkpoint, one_prefix, open_checkpoint, ranges, stored_shape_fault
+from routeblock.checkpoint.families import PROJECTIONS
+from routeblock.checkpoint.layer import Checkpoint, one_prefix, open_checkpoint, ranges, read_layer, stored_shape_fault
 from routeblock.checkpoint.layout import (
     MISSING,
     Layer,
@@ -20,7 +22,7 @@ from routeblock.checkpoint.layout import (
     merge,
 )
 from routeblock.checkpoint.model import CONFIG, Model
-from routeblock.checkpoint.shards import Catalogue, TensorRef, read_header, shard_names
+from routeblock.checkpoint.shards import Catalogue, shard_names
 from routeblock.errors import InputError
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -35,42 +37,22 @@ class Report:
 
 
 def preflight(path: Path, revision: str | None = None, layer: int | None = None, tensor_parallel: int = 1) -> Report:
-    """Examine a checkpoint. `layer` and `tensor_parallel` say what it is wanted for: what they need and it lacks is a
-    problem. Reads headers only. Raises InputError where nothing more can be said (no folder, no configuration).
+    """Examine a checkpoint. `layer` and `tensor_parallel` say what it is wanted for: what they need and the checkpoint
+    does not have is a problem. Reads headers only, and of `layer` whether its experts hold data. Raises InputError
+    where nothing more can be said (no folder, no configuration).
     """
     checkpoint = open_checkpoint(path, revision)
     report = Report()
-    catalogue = _catalogue(checkpoint, report)
+    catalogue, faults = checkpoint.survey(shard_names(checkpoint.folder.files, checkpoint.index))
+    report.problems += checkpoint.folder.unfinished() + faults
     states = dict(_layers(checkpoint, catalogue, report))
     report.problems += divisibility(checkpoint.model, checkpoint.folder, tensor_parallel)
     if layer is not None and not isinstance(states.get(layer), Layer):
         report.problems += _unfit(checkpoint, layer, states.get(layer))
+    elif layer is not None and not report.problems:
+        report.problems += _constants(checkpoint, layer)
     report.lines = list(_describe(checkpoint, catalogue, states))
     return report
-
-
-def _catalogue(checkpoint: Checkpoint, report: Report) -> Catalogue:
-    """Every tensor that can be found; a shard that is missing or broken is one problem, and its tensors are none."""
-    tensors: dict[str, TensorRef] = {}
-    folder = checkpoint.folder
-    paths = {}
-    for shard in shard_names(folder.files, checkpoint.index):
-        try:
-            paths[shard] = folder.path(shard, way_out="download the shard; nothing is put in its place")
-            for name, ref in read_header(paths[shard], shard).items():
-                if name in tensors:
-                    report.problems.append(
-                        InputError(
-                            f"tensor {name} is also in {tensors[name].shard}",
-                            where=str(folder.root / shard),
-                            limit="a tensor stands in one shard",
-                            way_out="remove the shard that does not belong to the checkpoint",
-                        )
-                    )
-                tensors[name] = ref
-        except InputError as e:
-            report.problems.append(e)
-    return Catalogue(paths, tensors)
 
 
 State = Layer | Plain | None
@@ -136,6 +118,13 @@ def _unfit(checkpoint: Checkpoint, layer: int, state: State) -> list[InputError]
     return []  # its own problems are listed
 
 
+def _constants(checkpoint: Checkpoint, layer: int) -> list[InputError]:
+    """The first projection of the layer that holds one value only."""
+    experts = read_layer(checkpoint, layer)
+    every = ((e, p) for e in range(checkpoint.model.num_experts) for p in PROJECTIONS)
+    return list(islice((fault for e, p in every if (fault := experts.constant_fault(e, p))), 1))
+
+
 def shapes(model: Model, tensor_parallel: int = 1) -> dict[str, tuple[int, int, int]]:
     """(N, K, group) of both GEMMs as one of `tensor_parallel` ranks has them."""
     share, group = model.intermediate // tensor_parallel, model.quantization.group_size
@@ -151,6 +140,7 @@ def _describe(checkpoint: Checkpoint, catalogue: Catalogue, states: dict[int, St
     group = "one scale per column" if q.group_size == -1 else f"group {q.group_size}"
     zeros = "zero points" if q.zero_points else "symmetric"
     yield f"{q.container}: 4-bit, {group}, {zeros}"
+    yield _routing(model)
     for text, numbers in _runs(states, model):
         yield f"layers {ranges(numbers)}: {text}"
     for tp in TENSOR_PARALLEL:
@@ -162,6 +152,13 @@ def _describe(checkpoint: Checkpoint, catalogue: Catalogue, states: dict[int, St
             yield f"tensor parallel {tp}: {sizes}"
     used = {ref.shard for ref in catalogue.tensors.values()}
     yield f"shards: {len(used)}, {len(catalogue.tensors)} tensors"
+
+
+def _routing(model: Model) -> str:
+    if model.renormalise is None:
+        return "router: not a plain softmax and top-k; the study needs captured routing"
+    divided = "divided by their sum" if model.renormalise else "not divided by their sum"
+    return f"router: softmax, top-{model.top_k}, weights {divided} ({model.renormalise_source})"
 
 
 def _runs(states: dict[int, State], model: Model) -> list[tuple[str, list[int]]]:
@@ -178,7 +175,7 @@ def _state_text(states: dict[int, State], number: int) -> str:
     match states[number]:
         case Layer(form=form, scale_dtype=dtype):
             return f"packed 4-bit experts, {form}, {dtype} scales"
-        case Plain(first=first, entry=entry):
-            return f"plain {first.dtype} experts, modules_to_not_convert lists {entry!r}"
+        case Plain(first=first, reason=reason):
+            return f"plain {first.dtype} experts, {reason}"
         case _:
             return "experts incomplete or malformed"

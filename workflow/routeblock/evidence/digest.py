@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from routeblock.errors import InputError
+from routeblock.evidence.cache import cache_folder
 
 PACKAGE = "routeblock"
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
@@ -89,10 +90,10 @@ def _remembered(module: str, path: Path) -> tuple[str, list[str]]:
     """
     source = path.read_bytes()
     key = sha256_json([module, sha256_bytes(source), _reader()])
-    try:
-        kept = Path.home() / ".cache" / PACKAGE / "code" / f"{key}.json"
-    except RuntimeError:  # no home
+    folder = cache_folder()
+    if folder is None:
         return _read(module, source, is_package=path.name == "__init__.py")
+    kept = folder / "code" / f"{key}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(kept.read_bytes())
         return str(known["code"]), list(known["names"])

@@ -65,7 +65,7 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
             f"not a readable tensor file: {str(e).splitlines()[0]}",
             where=str(path),
             limit="a whole safetensors file is needed",
-            way_out="make or download the file again",
+            way_out="make the file again",
         ) from e
     with handle as opened:
         yield TensorFile(path, opened)

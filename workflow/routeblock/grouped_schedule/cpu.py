@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from routeblock.grouped_schedule.arms import Arm, Geometry, Grouping, geometry, is_fused
 from routeblock.grouped_schedule.fixture import Fixture
+from routeblock.twin.jit import CACHED
 
 TILE_ROWS = 32  # rows that a thread takes at a time; a band shorter than that is one tile
 IDLE = 0xFFFFFFFF  # a sentinel's place in a packed order
@@ -26,13 +27,13 @@ Array = NDArray[Any]
 _HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def _key(ids: Array, job: int) -> Any:
     """The packed place of a job: expert in the upper 16 bits, job in the lower; sentinels above all of them."""
     return np.int64(ids[job]) << 16 | job if ids[job] >= 0 else np.int64(1) << 32 | job
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def rank_order(ids: Array, order: Array) -> None:
     """Fill `order` by rank: a job goes where as many jobs have a smaller key. Keys differ, so the order is stable."""
     for job in range(ids.size):
@@ -43,7 +44,7 @@ def rank_order(ids: Array, order: Array) -> None:
         order[rank] = key if ids[job] >= 0 else IDLE
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def serial_order(ids: Array, order: Array) -> None:
     """The same order by insertion, one job after another."""
     for job in range(ids.size):
@@ -55,7 +56,7 @@ def serial_order(ids: Array, order: Array) -> None:
         order[place] = packed
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def _partner_by_token(ids: Array, slot: int) -> int:
     """For unsorted pairs: the slot fused with this one, -1 if it runs alone, -2 if another runs it."""
     half = ids.size // 2
@@ -69,7 +70,7 @@ def _partner_by_token(ids: Array, slot: int) -> int:
     return -1
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def _partner_in_order(order: Array, place: int) -> int:
     """For a sorted order: the job fused with the one at `place`, -1 if it runs alone, -2 if another runs it."""
     expert = order[place] >> 16
@@ -83,7 +84,7 @@ def _partner_in_order(order: Array, place: int) -> int:
     return -1
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def _unpack_row(row: Array, half: Array, q: Array, steps: Array, scales: Array) -> None:
     """Weights of one row: q int8 [n, 8, 32] less 32 in groups of 32, scales [n, 16], the block's d [n]."""
     # Constant shifts and one output a loop: in this form LLVM works on bytes, three times as fast.
@@ -106,7 +107,7 @@ def _unpack_row(row: Array, half: Array, q: Array, steps: Array, scales: Array) 
         steps[block] = half[np.uint16(b[208]) | np.uint16(b[209]) << 8]
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def _dot(q: Array, steps: Array, scales: Array, activations: Array, half: Array, part: Array, lanes: Array) -> Any:
     """One row sum with the roundings of `moe.q6k_dot.dot`."""
     for lane in range(32):
@@ -136,7 +137,7 @@ def _dot(q: Array, steps: Array, scales: Array, activations: Array, half: Array,
     return lanes[0]
 
 
-@njit(cache=True)
+@njit(cache=CACHED)
 def _leaders(ids: Array, order: Array, in_order: bool, fused: bool) -> Any:
     """The jobs that are run, in their order, each with its partner or -1: int64 [n, 2]."""
     found = np.empty((ids.size, 2), np.int64)
@@ -156,7 +157,7 @@ def _leaders(ids: Array, order: Array, in_order: bool, fused: bool) -> Any:
     return found[:n]
 
 
-@njit(parallel=True, cache=True)
+@njit(parallel=True, cache=CACHED)
 def _walk(
     threads: int,
     ids: Array,

@@ -22,6 +22,8 @@ Q6K_BYTES = 210
 Q6K_GROUP = 16  # weights per scale
 Q8_1_VALUES = 32
 Q8_1_BYTES = 36
+_D_LIMIT = np.float32(65520)  # what float16 rounds to infinity
+Q8_1_LIMIT = 65_520 * 127
 
 _QL, _QH, _SCALES, _D = slice(0, 128), slice(128, 192), slice(192, 208), slice(208, 210)
 
@@ -150,9 +152,11 @@ def dequantize_q8_1(blocks: Bytes) -> NDArray[np.float32]:
 
 
 def quantize_q8_1(x: NDArray[np.float32]) -> Bytes:
-    """Q8_1 blocks, uint8 [..., n / 32, 36], of float32 [..., n]: d = max|x| / 127, q = x / d to nearest, ties to even.
+    """Q8_1 blocks, uint8 [..., n / 32, 36], of float32 [..., n]: d = max|x| / 127, q = x * (1 / d) to nearest, ties to
+    even.
 
-    Raises InputError unless n is a multiple of 32 and every value is finite.
+    A block whose 1 / d is beyond float32 has q = 0: its d is 0 as a float16, so all its activations are 0 anyway.
+    Raises InputError unless n is a multiple of 32, every value is finite, and every d stays finite as a float16.
     """
     x = np.asarray(x, np.float32)
     if x.ndim == 0 or x.shape[-1] % Q8_1_VALUES or not np.isfinite(x).all():
@@ -163,8 +167,18 @@ def quantize_q8_1(x: NDArray[np.float32]) -> Bytes:
             way_out="pad the last axis, or clean the values",
         )
     groups = x.reshape(*x.shape[:-1], -1, Q8_1_VALUES)
-    step = np.abs(groups).max(axis=-1) / np.float32(127)
-    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    largest = np.abs(groups).max(axis=-1)
+    step = largest / np.float32(127)
+    if (step >= _D_LIMIT).any():
+        raise InputError(
+            f"an activation of {largest.max():,.9g}",
+            where="moe.q6k.quantize_q8_1",
+            limit=f"below {Q8_1_LIMIT:,}: beyond it the block's float16 d is infinite, and every dot product NaN",
+            way_out="scale the activations down",
+        )
+    with np.errstate(over="ignore"):
+        inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    inverse[~np.isfinite(inverse)] = 0
     q = np.clip(np.rint(groups * inverse[..., None]), -127, 127).astype(np.int8)
     with np.errstate(over="ignore"):
         s = (step * q.sum(axis=-1, dtype=np.int32).astype(np.float32)).astype(np.float16)

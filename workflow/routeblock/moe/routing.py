@@ -98,6 +98,31 @@ def check_topk_ids(topk_ids: NDArray[Any], num_experts: int, *, outside_allowed:
     return ids
 
 
+def _checked_map(expert_map: NDArray[Any], num_experts: int) -> NDArray[np.int64]:
+    """An expert map as int64: one entry a global expert, its local id or -1, no local id twice."""
+
+    def refuse(what: str, limit: str) -> InputError:
+        return InputError(
+            what, where="alignment", limit=limit, way_out="pass the map of this rank as the engine has it"
+        )
+
+    if expert_map.shape != (num_experts,):
+        raise refuse(f"expert map of shape {expert_map.shape}", f"one entry for each of {num_experts} global experts")
+    if expert_map.dtype.kind not in "iu":
+        raise refuse(f"expert map of {expert_map.dtype}", "integers are needed")
+    local = expert_map.astype(np.int64)
+    here = local[local >= 0]
+    if (local < -1).any():
+        expert = int(np.flatnonzero(local < -1)[0])
+        raise refuse(f"expert map gives expert {expert} the local id {int(local[expert])}", "a local id from 0, or -1")
+    ids, counts = np.unique(here, return_counts=True)
+    if (counts > 1).any():
+        shared = int(ids[counts > 1][0])
+        experts = " and ".join(map(str, np.flatnonzero(local == shared)[:2]))
+        raise refuse(f"expert map gives experts {experts} the local id {shared}", "one expert for each local id")
+    return local
+
+
 def align(
     topk_ids: NDArray[Any],
     num_experts: int,
@@ -124,14 +149,7 @@ def align(
     routes = ids.size
     local = np.arange(num_experts, dtype=np.int64)
     if expert_map is not None:
-        local = np.asarray(expert_map).astype(np.int64)
-        if local.shape != (num_experts,):
-            raise InputError(
-                f"expert map of shape {local.shape}",
-                where="alignment",
-                limit=f"one entry for each of the {num_experts} global experts",
-                way_out="pass the whole map",
-            )
+        local = _checked_map(np.asarray(expert_map), num_experts)
     order = np.arange(routes, dtype=np.int64) if arrival is None else np.asarray(arrival, dtype=np.int64)
     if order.shape != (routes,) or not np.array_equal(np.sort(order), np.arange(routes)):
         raise InputError(

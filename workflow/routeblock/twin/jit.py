@@ -15,15 +15,20 @@ from typing import Any, TypeVar, cast
 import numba
 from llvmlite import ir
 from numba.core import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from routeblock.evidence.cache import cache_folder
 from routeblock.evidence.digest import code_digest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _cache_folder() -> Path | None:
-    base = Path(os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache" / "routeblock" / "numba")
+    given, own = os.environ.get("NUMBA_CACHE_DIR"), cache_folder()
+    base = Path(given) if given else own / "numba" if own else None
+    if base is None:
+        return None
     folder = base / code_digest("routeblock.twin.layer", "routeblock.twin.weights")[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,14 +38,28 @@ def _cache_folder() -> Path | None:
 
 
 _FOLDER = _cache_folder()
-if _FOLDER is not None:
+CACHED = _FOLDER is not None  # numba raises where it is asked to cache and no folder takes it
+if CACHED:
     vars(numba.config)["CACHE_DIR"] = str(_FOLDER)
 
 
 def jit(*, parallel: bool = False) -> Callable[[F], F]:
     """`numba.njit` without fast-math (no reassociation, no contraction), cached where a folder can be written."""
-    decorate = numba.njit(parallel=parallel, cache=_FOLDER is not None, error_model="numpy", fastmath=False, nogil=True)
+    decorate = numba.njit(parallel=parallel, cache=CACHED, error_model="numpy", fastmath=False, nogil=True)
     return cast(Callable[[F], F], decorate)
+
+
+VECTOR_SETS = ("avx512f", "avx2", "avx", "sse2")  # the widest first
+
+
+def vector_set() -> str:
+    """The widest vector instructions that the twin is compiled for, or the architecture where it has none of these.
+
+    NUMBA_CPU_NAME and NUMBA_CPU_FEATURES choose others than this CPU's; the bits are the same with all.
+    """
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    enabled = set(str(features).split(","))
+    return next((name for name in VECTOR_SETS if f"+{name}" in enabled), str(triple).partition("-")[0])
 
 
 def _bitcast(source: types.Type, target: types.Type) -> Any:
