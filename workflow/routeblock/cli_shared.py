@@ -15,6 +15,8 @@ CommittedRecord = Annotated[Path, typer.Option(help="A committed record, with it
 RecordFolder = Annotated[Path, typer.Option(help="The record's folder.")]
 StatisticsFile = Annotated[Path, typer.Option(help="Its statistics.json.")]
 Recomputed = Annotated[Path, typer.Option(help="The statistics.json to recompute.")]
+DeclaredEdits = Annotated[Path, typer.Option("--declared", help="The declared edits.")]
+EDITS = Path("fixtures/record_edits.json")
 TableName = Annotated[str, typer.Argument(help="Which table.")]
 
 

@@ -27,7 +27,7 @@ from routeblock.figure_style import (
     place,
     sheet,
 )
-from routeblock.grouped_schedule.arms import Scope
+from routeblock.grouped_schedule.schedules import Scope
 from routeblock.grouped_schedule.figure_marks import CPU, ESTIMATE, GPUS, WHERE, entry, is_paid, marker
 
 _ENDS = ("change", "low", "high")
