@@ -12,12 +12,14 @@ from routeblock.cli_shared import (
     EDITS,
     CommittedRecord,
     DeclaredEdits,
+    MutationsFile,
     Out,
     ProtocolFile,
     Recomputed,
     RecordFolder,
     StatisticsFile,
     TableName,
+    ValidationFile,
     add,
     report,
 )
@@ -79,9 +81,7 @@ def validate_alignment(
     from routeblock.timing import validation
 
     digest = code("validate_alignment")
-    number, wrong = validation.write(
-        out, STUDY, statistics, [record], protocol, rule="validate_alignment", code=digest
-    )
+    number, wrong = validation.write(out, STUDY, statistics, [record], protocol, rule="validate_alignment", code=digest)
     report(wrong, f"{number} comparisons recounted, all exactly equal")
 
 
@@ -107,8 +107,8 @@ def alignment_table(
     out: Out,
     record: RecordFolder,
     statistics: StatisticsFile,
-    mutations: Annotated[Path, typer.Option(help="Its mutations.json.")],
-    validation: Annotated[Path, typer.Option(help="Its validation.json.")],
+    validation: ValidationFile,
+    mutations: MutationsFile = None,
 ) -> None:
     """Write one table of the alignment's cost as .parquet, .csv and .md."""
     from routeblock.alignment_cost import tables
@@ -116,7 +116,8 @@ def alignment_table(
     from routeblock.tables import find
 
     find(name, tables.TABLES)  # a name without a table has no code either
-    tables.write(name, out, statistics, record, mutations, validation, code=code(f"table_{name}"))
+    digest = code(f"table_{name}")
+    tables.write(name, out, statistics, record, validation, mutations_file=mutations, code=digest)
 
 
 COMMANDS = (

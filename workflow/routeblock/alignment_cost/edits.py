@@ -59,7 +59,6 @@ def _exactness(copy: Copy) -> Row:
     return found
 
 
-
 def _bound(copy: Copy) -> Row:
     return next(row for row in copy.statistics["comparisons"] if row["target"] is not None)
 

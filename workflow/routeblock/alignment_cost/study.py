@@ -38,7 +38,6 @@ def of_side(variant: str) -> dict[str, dict[str, str]]:
 def stage(point: Point, protocol: Protocol, variant: str | None) -> Stage:
     """A point as a stage; variant None: not known, so not asked for."""
     series = tuple(Series(s.name, str(s.arm)) for s in protocol.series)
-    stream = {Mode.STREAM: point.stream_calls, Mode.HOST: point.stream_calls}
     return Stage(
         key=key_of(point),
         label=point.label,
@@ -46,7 +45,7 @@ def stage(point: Point, protocol: Protocol, variant: str | None) -> Stage:
         families=FAMILIES[point.campaign],
         repetitions=point.repetitions,
         order=partial(balanced, series),
-        calls={Mode.GRAPH: point.graph_calls, **stream},
+        calls={Mode.GRAPH: point.graph_calls, Mode.STREAM: point.stream_calls, Mode.HOST: point.stream_calls},
         labels={"role": str(point.role), "block_size": point.block_size, "warmups": protocol.warmups},
         of_side={} if variant is None else of_side(variant),
         pause_s=point.pause_ms / 1000,

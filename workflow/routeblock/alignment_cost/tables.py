@@ -46,7 +46,7 @@ def cost(given: Evidence) -> list[Row]:
     for c in (c for c in given.comparisons if c.arm == Arm.CANONICAL):
         first = least.setdefault(tuple(getattr(c, n) for n in _GROUP), c)
         row: Row = {name: getattr(c, name) for name in (*_SHAPE, "variant", "n", "verdict", "target", "reached")}
-        row |= {"native_us": c.baseline_us, "canonical_us": c.candidate_us, "margin_percent": 100 * c.threshold}
+        row |= {"native_us": c.baseline_us, "canonical_us": c.candidate_us, "margin_percent": 100 * (c.threshold or 0)}
         row |= {"ratio": _ratio(c.change), "low": _ratio(c.low), "high": _ratio(c.high)}
         row |= {"floor": _ratio(c.floor_change), "floor_low": _ratio(c.floor_low), "floor_high": _ratio(c.floor_high)}
         row |= {"native_growth": _growth(c.baseline_us, first.baseline_us)}
@@ -169,7 +169,14 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
 
 
 def write(
-    name: str, out: Path, statistics_file: Path, folder: Path, mutations_file: Path, validation: Path, *, code: str
+    name: str,
+    out: Path,
+    statistics_file: Path,
+    folder: Path,
+    validation: Path,
+    *,
+    mutations_file: Path | None = None,
+    code: str,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
@@ -177,8 +184,10 @@ def write(
     """
     maker, columns, title, notes = tables.find(name, TABLES)
     must_agree(validation)
-    given = Evidence(statistics.read(statistics_file), STUDY.read(folder), edited.read(mutations_file))
+    edits = edited.read(mutations_file) if mutations_file else []
+    given = Evidence(statistics.read(statistics_file), STUDY.read(folder), edits)
     with usable(folder):
         rows = maker(given)
-    inputs = [statistics_file, mutations_file, validation, *(folder / f for f in STUDY.files)]
+    inputs = [statistics_file, *([mutations_file] if mutations_file else []), validation]
+    inputs += [folder / f for f in STUDY.files]
     return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_array
-from routeblock.grouped_schedule.schedules import Family
 from routeblock.grouped_schedule.protocol import Cell
+from routeblock.grouped_schedule.schedules import Family
 from routeblock.moe import q6k
 
 SENTINEL = -1

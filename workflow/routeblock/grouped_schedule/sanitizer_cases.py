@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.grouped_schedule import fixture as fixtures
-from routeblock.grouped_schedule.schedules import ARMS, Arm, Family
 from routeblock.grouped_schedule.campaigns import WARPS, Campaign, Mode, Setup
 from routeblock.grouped_schedule.fixture import Fixture
 from routeblock.grouped_schedule.measure import POISON, Backend
 from routeblock.grouped_schedule.protocol import Cell, load
+from routeblock.grouped_schedule.schedules import ARMS, Arm, Family
 from routeblock.moe import q6k, q6k_dot
 
 SEED = 20250610

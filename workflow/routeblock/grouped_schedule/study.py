@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from routeblock.grouped_schedule.batches import TABLE
 from routeblock.grouped_schedule.campaigns import CAMPAIGNS, KEY, Campaign, Place, Planner, Setup
 from routeblock.grouped_schedule.protocol import Expected, Protocol, load
+from routeblock.timing import statistics
 from routeblock.timing.batches import Row
 from routeblock.timing.plan import Checked, Key, Pair, Rule, Stage
 from routeblock.timing.reasons import Finding, Reason
@@ -50,7 +52,7 @@ def pairs(minimum_effect: float, protocol: Protocol, record: Record) -> list[Pai
         setup: Setup = stage.shape
         for series in stage.series:
             if series.name != setup.baseline:
-                floor = known.get(_floor_key(stage.key, setup))
+                floor = known.get(_floor_key(stage.key, setup) or ())
                 ends = (floor.key, floor.series[1].name, floor.series[0].name) if floor else None
                 for scope in protocol.scopes:
                     columns = dict(zip(KEY, stage.key, strict=True)) | {"mode": str(setup.mode), "scope": str(scope)}
@@ -82,7 +84,10 @@ def checks(record: Record) -> list[Checked]:
     """The check of every arm's output."""
     return [
         Checked(
-            tuple(c[name] for name in KEY), c["arm"], () if c["holds"] else (c["arm"],), f"output check {i} ({c['arm']})"
+            tuple(c[name] for name in KEY),
+            c["arm"],
+            () if c["holds"] else (c["arm"],),
+            f"output check {i} ({c['arm']})",
         )
         for i, c in enumerate(record.documents["comparisons"])
     ]
@@ -161,3 +166,14 @@ def missing_counts(found: Iterable[Record], expected: Expected) -> list[str]:
         for campaign, what, n in wanted
         if counts[lane, device, campaign, what] != n
     ]
+
+
+def write_statistics(
+    out: Path, folders: Sequence[Path], protocol: Path, *, minimum_effect: float, code: str
+) -> list[str]:
+    """Write the statistics of several records (see `timing.statistics`); returns what does not hold, one line each."""
+    plan = load(protocol)
+    given = {"minimum_effect": minimum_effect}
+    made = study(minimum_effect)
+    wrong = statistics.write(out, made, folders, protocol, rule="statistics", code=code, parameters=given)
+    return missing_counts([made.read(folder) for folder in folders], plan.expected_per_device) + wrong

@@ -13,9 +13,9 @@ from typing import Any
 
 from routeblock import tables
 from routeblock.cuda.telemetry import named_events
-from routeblock.grouped_schedule.schedules import Scope
 from routeblock.grouped_schedule.batches import Batch
 from routeblock.grouped_schedule.campaigns import Campaign
+from routeblock.grouped_schedule.schedules import Scope
 from routeblock.grouped_schedule.study import STUDY
 from routeblock.tables import Column
 from routeblock.timing import mutations as edited

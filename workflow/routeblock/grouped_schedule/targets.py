@@ -25,6 +25,8 @@ FIGURES = ("confirmation", "discovery")
 RESULTS = "results/grouped_schedule"
 FILES = ("batches.parquet", "comparisons.json", "fixtures.json", "run.json")  # of a record
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
+# Where declared edits are tried: the first has floors, the second batches that were rejected.
+EDITED = [f"{RECORDED}/cuda/gpu0/{kind}" for kind in ("sweep", "beyond")]
 
 
 def devices(lane: GroupedLane) -> list[str]:

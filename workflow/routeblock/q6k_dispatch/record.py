@@ -76,8 +76,8 @@ def _open(out: Path, protocol: Protocol, given: Given) -> tuple[Any, tuple[Path,
     try:
         import torch
 
-        from routeblock.q6k_dispatch.peers import LlamaCpp, Plugin
         from routeblock.q6k_dispatch.gpu_session import Gpu
+        from routeblock.q6k_dispatch.peers import LlamaCpp, Plugin
     except ImportError as e:
         raise InputError(
             f"{e}", where="record-dispatch", limit="torch for CUDA is needed", way_out="install envs/cuda.txt"

@@ -307,10 +307,10 @@ def write(
     out: Path,
     statistics_file: Path,
     folder: Path,
-    mutations_file: Path,
     validation: Path,
     protocol: Path,
     *,
+    mutations_file: Path | None = None,
     code: str,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
@@ -319,9 +319,10 @@ def write(
     """
     maker, columns, title, notes = tables.find(name, TABLES)
     must_agree(validation)
-    found, told = STUDY.read(folder), edited.read(mutations_file)
-    given = Evidence(statistics.read(statistics_file), found, load(protocol), told)
+    edits = edited.read(mutations_file) if mutations_file else []
+    given = Evidence(statistics.read(statistics_file), STUDY.read(folder), load(protocol), edits)
     with usable(folder):
         rows = maker(given)
-    inputs = [statistics_file, mutations_file, validation, protocol, *(folder / f for f in STUDY.files)]
+    inputs = [statistics_file, *([mutations_file] if mutations_file else []), validation, protocol]
+    inputs += [folder / f for f in STUDY.files]
     return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)

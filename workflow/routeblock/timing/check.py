@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -230,7 +230,7 @@ class _Walk:
 
     def _attempts(
         self, where: str, attempts: dict[int, list[int]], batches: list[Key], spare: int | None
-    ) -> Iterator[Any]:
+    ) -> Generator[Finding, None, int | None]:
         """The attempts at one unit, whose batches are (clock, series). Returns the retries that are left."""
         over = ""
         for attempt in range(max(attempts) + 1):
@@ -306,6 +306,7 @@ class _Walk:
         for i in sorted(i for attempts in units.values() for mine in attempts.values() for i in mine):
             row, stage = self._rows[i], planned.stage
             repetition, attempt, clock = row["repetition"], row["attempt"], clocks.index(row.get("clock", ""))
+            turn: Key
             place: Key
             if stage.whole:
                 turn, place = (repetition, attempt), (row["position"], clock)

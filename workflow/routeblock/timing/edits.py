@@ -386,10 +386,8 @@ def _judged(copy: Copy) -> Row:
 
 
 def _floored(copy: Copy) -> Row:
-    fits = (row for row in copy.statistics["comparisons"] if row["floor_high"] is not None)
-    row: Row = next((row for row in fits if row["target"] is not None), None) or only(
-        [row for row in copy.statistics["comparisons"] if row["floor_high"] is not None], "floor"
-    )
+    rows = [row for row in copy.statistics["comparisons"] if row["floor_high"] is not None]
+    row: Row = only([row for row in rows if row["target"] is not None] or rows, "floor")
     return row
 
 

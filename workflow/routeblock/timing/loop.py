@@ -154,7 +154,7 @@ def time_stage(
                         for part in ([pending] if stage.whole else [[turn] for turn in pending])
                         for row in _timed(session, stage, part, watch, rules, wrong)
                     ]
-                    place = {"repetition": repetition, "attempt": attempt}
+                    place: Row = {"repetition": repetition, "attempt": attempt}
                     place |= {"direction": "reversed" if repetition % 2 else "forward"}
                     yield from ({**dict(zip(key, stage.key, strict=True)), **place, **row} for row in rows)
                     pending = _again(pending, rows)

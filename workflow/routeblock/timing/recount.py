@@ -124,9 +124,7 @@ def paired_ratios(rows: list[Row], key: tuple[str, ...], pairs: list[Row]) -> li
     found = []
     for pair in pairs:
         new, old = (times.get((pair["stage"], pair["clock"], pair[side]), {}) for side in ("candidate", "baseline"))
-        found += [
-            {**pair["columns"], "repetition": r, "ratio": new[r] / old[r]} for r in sorted(new) if r in old
-        ]
+        found += [{**pair["columns"], "repetition": r, "ratio": new[r] / old[r]} for r in sorted(new) if r in old]
     return found
 
 

@@ -73,7 +73,8 @@ class Comparison:
     def row(self) -> Row:
         """For JSON: the columns, then the numbers."""
         told = asdict(self)
-        return told.pop("columns") | told
+        columns: Row = told.pop("columns")
+        return columns | told
 
 
 Times = dict[tuple[Key, str, str], dict[int, float]]
@@ -204,8 +205,10 @@ def write(
         with usable(folder):
             rows += study.table.rows(record.batches)
             pairs += study.pairs(protocol, record)
-            wrong += [f"{folder}: {finding}" if len(folders) > 1 else str(finding)
-                      for finding in findings(study, record, protocol)]
+            wrong += [
+                f"{folder}: {finding}" if len(folders) > 1 else str(finding)
+                for finding in findings(study, record, protocol)
+            ]
     with usable(folders[0]):  # a time of 0, say
         found = comparisons(rows, study.key, pairs, protocol.bootstrap)
     wrong += [

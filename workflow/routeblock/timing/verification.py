@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record verification: a committed record is used only if its bytes, its batches and its checks hold on this machine."""
+"""Record verification: a committed record is used only if its bytes, batches and checks hold on this machine."""
 
 from __future__ import annotations
 
