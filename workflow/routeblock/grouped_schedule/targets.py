@@ -25,8 +25,6 @@ FIGURES = ("confirmation", "discovery")
 RESULTS = "results/grouped_schedule"
 FILES = ("batches.parquet", "comparisons.json", "fixtures.json", "run.json")  # of a record
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
-# Where declared edits are tried: the first has floors, the second batches that were rejected.
-EDITED = [f"{RECORDED}/cuda/gpu0/{kind}" for kind in ("sweep", "beyond")]
 
 
 def devices(lane: GroupedLane) -> list[str]:
@@ -46,6 +44,13 @@ def records(config: Config) -> list[str]:
         kinds = ("sweep", "confirmation") if lane is GroupedLane.CPU else ("sweep", "confirmation", "beyond")
         found += [f"{RESULTS}/{lane}/{device}/{kind}" for device in devices(lane) for kind in kinds]
     return found
+
+
+def edited(config: Config) -> list[str]:
+    """The records that declared edits are tried on: a sweep, which has floors, and what a GPU ran beyond it."""
+    lane = next(lane for lane in reversed(GroupedLane) if lane in config.grouped_schedule.lanes)
+    kinds = ("sweep",) if lane is GroupedLane.CPU else ("sweep", "beyond")
+    return [f"{RESULTS}/{lane}/{devices(lane)[0]}/{kind}" for kind in kinds]
 
 
 def record_files(config: Config) -> list[str]:
