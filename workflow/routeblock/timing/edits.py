@@ -341,10 +341,10 @@ def _counted(copy: Copy) -> None:
 
 
 def _uncounted(copy: Copy) -> None:
-    told = copy.run["batches"]
-    if not any(kind.endswith(copy.room.soft_reason) for kind in told):
+    counts = copy.run["batches"]
+    if not any(kind.endswith(copy.room.soft_reason) for kind in counts):
         raise ImpossibleError("this record has no rejected repetition")
-    copy.run["batches"] = {kind: n for kind, n in told.items() if not kind.endswith(copy.room.soft_reason)}
+    copy.run["batches"] = {kind: n for kind, n in counts.items() if not kind.endswith(copy.room.soft_reason)}
 
 
 def _check_deleted(copy: Copy) -> None:
