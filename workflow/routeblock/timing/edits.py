@@ -209,9 +209,9 @@ def _rotation(copy: Copy) -> None:
 
 
 def _relabel(copy: Copy, *names: str) -> None:
-    names = copy.room.baseline, copy.room.candidate
-    rows = _accepted(copy, copy.room.hard, *names)
-    baseline, candidate = (where(rows, series=name)[0] for name in names)
+    both = copy.room.baseline, copy.room.candidate
+    rows = _accepted(copy, copy.room.hard, *both)
+    baseline, candidate = (where(rows, series=name)[0] for name in both)
     _swap(baseline, candidate, "series", "side", "variant", *names)
 
 
