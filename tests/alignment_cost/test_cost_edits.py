@@ -20,7 +20,7 @@ from routeblock.cli import main
 from routeblock.cuda.telemetry import State
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_file
-from routeblock.timing import edits, mutations, statistics, validation
+from routeblock.timing import edits, edits_table, mutations, statistics, validation
 from routeblock.timing.check import INCOMPLETE, check, findings
 from routeblock.timing.edits import Copy, ImpossibleError
 from routeblock.timing.mutations import By, Entry
@@ -86,7 +86,7 @@ def test_edits_are_judged_as_declared_and_a_wrong_declaration_is_found(
     out = tmp_path / "mutations"
     assert main([*common, "--declared", str(DECLARED), "--out", str(out)]) == 0
     assert f"{len(ENTRIES)} copies judged as declared" in capsys.readouterr().out
-    entries = mutations.read(out / "mutations.json")
+    entries = edits_table.read(out / "mutations.json")
     assert all(e["as_declared"] for e in entries) and len(entries) == len(ENTRIES)
 
     told = json.loads(DECLARED.read_text())

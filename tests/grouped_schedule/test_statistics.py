@@ -21,7 +21,8 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT
 from routeblock.grouped_schedule import tables, verification
 from routeblock.grouped_schedule.edits import ROOM
-from routeblock.grouped_schedule.study import STUDY, pairs, study, write_statistics
+from routeblock.grouped_schedule.statistics import write as write_statistics
+from routeblock.grouped_schedule.study import STUDY, pairs, study
 from routeblock.grouped_schedule.tables import Evidence
 from routeblock.timing import mutations, statistics, validation
 from routeblock.timing.check import findings

@@ -17,7 +17,8 @@ from tiny import CODE, MadeUpClock, recorded, write
 from routeblock.errors import InputError
 from routeblock.evidence.archive import pack
 from routeblock.grouped_schedule import bundle, tables, targets, verification
-from routeblock.grouped_schedule.study import STUDY, write_statistics
+from routeblock.grouped_schedule.statistics import write as write_statistics
+from routeblock.grouped_schedule.study import STUDY
 
 Rows = list[dict[str, Any]]
 

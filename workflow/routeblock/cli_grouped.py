@@ -129,10 +129,10 @@ def grouped_bundle(
 
 def statistics(out: Out, record: Records, minimum_effect: MinimumEffect, protocol: ProtocolFile = PROTOCOL) -> None:
     """Changes with intervals and verdicts from raw batches. Exits 1 if the protocol's counts are not reached."""
-    from routeblock.grouped_schedule import study
+    from routeblock.grouped_schedule import statistics as made
     from routeblock.rule_code import code
 
-    wrong = study.write_statistics(out, record, protocol, minimum_effect=minimum_effect, code=code("statistics"))
+    wrong = made.write(out, record, protocol, minimum_effect=minimum_effect, code=code("statistics"))
     report(wrong, "every device reaches the protocol's counts")
 
 

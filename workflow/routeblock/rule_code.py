@@ -80,7 +80,7 @@ RULES: dict[str, Code] = {
     "recorded": Code(("routeblock.grouped_schedule.verification",)),
     "bundle": Code(("routeblock.grouped_schedule.bundle",)),
     "sanitizer": Code(("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.sanitizer_cases")),
-    "statistics": Code(("routeblock.grouped_schedule.study",)),
+    "statistics": Code(("routeblock.grouped_schedule.statistics",)),
     "validate_timings": Code(("routeblock.grouped_schedule.study", "routeblock.timing.validation")),
     "grouped_mutations": Code(
         (

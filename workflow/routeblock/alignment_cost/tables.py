@@ -13,7 +13,7 @@ from routeblock.alignment_cost.protocol import Arm
 from routeblock.alignment_cost.study import STUDY
 from routeblock.errors import InputError
 from routeblock.tables import Column, numbers
-from routeblock.timing import mutations as edited
+from routeblock.timing import edits_table as edited
 from routeblock.timing import statistics
 from routeblock.timing.record import Record, usable
 from routeblock.timing.statistics import Comparison

@@ -18,7 +18,7 @@ from routeblock.grouped_schedule.campaigns import Campaign
 from routeblock.grouped_schedule.schedules import Scope
 from routeblock.grouped_schedule.study import STUDY
 from routeblock.tables import Column
-from routeblock.timing import mutations as edited
+from routeblock.timing import edits_table as edited
 from routeblock.timing import statistics
 from routeblock.timing.record import Record, usable
 from routeblock.timing.statistics import Comparison

@@ -12,7 +12,7 @@ from routeblock import tables
 from routeblock.q6k_dispatch.protocol import OURS, Protocol, load, shapes
 from routeblock.q6k_dispatch.study import KEY, STUDY, key_of
 from routeblock.tables import Column, numbers
-from routeblock.timing import mutations as edited
+from routeblock.timing import edits_table as edited
 from routeblock.timing import statistics
 from routeblock.timing.plan import Key
 from routeblock.timing.record import Record, usable
