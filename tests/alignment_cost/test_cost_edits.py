@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from small import CODE, COMMITTED, FakeDevice, made_up, protocol_file, record_folder, write_record
+from small import COMMITTED, FakeDevice, made_up, protocol_file, record_folder, write_record
 
 from routeblock.alignment_cost import targets, verification
 from routeblock.alignment_cost.edits import ROOM
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, protocol: Path) -> Path:
 
 @pytest.fixture
 def made(folder: Path, protocol: Path, tmp_path: Path) -> Path:
-    statistics.write(tmp_path / "statistics", STUDY, [folder], protocol, rule="alignment_statistics", code=CODE)
+    statistics.write(tmp_path / "statistics", STUDY, [folder], protocol, rule="alignment_statistics")
     return tmp_path / "statistics/statistics.json"
 
 
@@ -65,7 +65,7 @@ def edited(name: str, folder: Path, protocol: Path, made: Path) -> None:
     protocol.write_text(json.dumps(copy.rules))
     write_record(folder, protocol, [STUDY.table.batch(row) for row in copy.rows], copy.documents)
     with suppress(InputError, ValueError):  # twice accepted, or no JSON for a time: the old ones stay
-        statistics.write(made.parent, STUDY, [folder], protocol, rule="alignment_statistics", code=CODE)
+        statistics.write(made.parent, STUDY, [folder], protocol, rule="alignment_statistics")
 
 
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if e.by is not By.VERIFICATION], ids=lambda e: e.name)

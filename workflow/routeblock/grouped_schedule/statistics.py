@@ -11,10 +11,10 @@ from routeblock.grouped_schedule.study import missing_counts, study
 from routeblock.timing import statistics
 
 
-def write(out: Path, folders: Sequence[Path], protocol: Path, *, minimum_effect: float, code: str) -> list[str]:
+def write(out: Path, folders: Sequence[Path], protocol: Path, *, minimum_effect: float) -> list[str]:
     """Write the statistics of several records (see `timing.statistics`); returns what does not hold, one line each."""
     plan = load(protocol)
     given = {"minimum_effect": minimum_effect}
     made = study(minimum_effect)
-    wrong = statistics.write(out, made, folders, protocol, rule="statistics", code=code, parameters=given)
+    wrong = statistics.write(out, made, folders, protocol, rule="statistics", module=__name__, parameters=given)
     return missing_counts([made.read(folder) for folder in folders], plan.expected_per_device) + wrong

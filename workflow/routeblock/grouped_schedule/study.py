@@ -125,6 +125,7 @@ def study(minimum_effect: float) -> Study:
     """The study with the smallest change that matters, a fraction: the user's to say, in config.yaml."""
     return Study(
         name="grouped_schedule",
+        module=__name__,
         table=TABLE,
         documents=("comparisons", "fixtures", "run"),
         key=KEY,

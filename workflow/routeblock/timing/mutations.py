@@ -27,6 +27,7 @@ from routeblock.timing.reasons import Finding, Reason
 from routeblock.timing.record import Record, Study, usable
 from routeblock.timing.statistics import comparisons
 from routeblock.timing.validation import Recounted, compare, recounted
+from routeblock.timing.verification import module_of
 
 Recompute = Callable[[Record, Any], list[Finding]]
 
@@ -186,7 +187,6 @@ def write(
     recompute: Recompute,
     *,
     rule: str,
-    code: str,
 ) -> list[dict[str, Any]]:
     """Write `mutations.json` and its manifest to the folder `out`; returns what `mutate` does."""
     entries = mutate(study, room, folders, protocol, declared, recompute)
@@ -198,7 +198,7 @@ def write(
         outputs=[path],
         inputs=[declared, protocol, *(folder / name for folder in folders for name in study.files)],
         parameters={},
-        code=code,
+        modules=[study.module, room.module, module_of(recompute), __name__],
     )
     return entries
 
