@@ -20,6 +20,6 @@ def test_the_tables_come_from_the_proved_record(tmp_path: Path, monkeypatch: pyt
     made = Checkout.fresh(root)
     for place in ("fixtures/protocols", targets.RECORDED):
         shutil.copytree(ROOT / place, root / place)
-    shutil.copy(ROOT / "fixtures/alignment_mutations.json", root / "fixtures")
+    shutil.copy(ROOT / "fixtures/record_edits.json", root / "fixtures")
     jobs = made.would_run(monkeypatch, *(f"table_{name}" for name in targets.TABLES))
     assert [rule for rule, _ in jobs] == sorted([*STEPS, *(f"table_{name}" for name in targets.TABLES)])

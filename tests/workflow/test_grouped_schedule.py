@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from checkout import ROOT, Checkout
 
-from routeblock.grouped_schedule import record, targets
+from routeblock.grouped_schedule import targets
 
 TABLES = [(f"table_{name}", {}) for name in targets.TABLES]
-AFTER = sorted([("bundle", {}), ("statistics", {}), ("validate_timings", {}), *TABLES])
+AFTER = sorted([("bundle", {}), ("grouped_mutations", {}), ("statistics", {}), ("validate_timings", {}), *TABLES])
 RECORDED = targets.RECORDED
 
 
@@ -23,6 +23,7 @@ def checkout(tmp_path: Path) -> Checkout:
     made = Checkout.fresh(root)
     for name in ("bundles", "protocols", "published"):
         shutil.copytree(ROOT / "fixtures" / name, made.root / "fixtures" / name, dirs_exist_ok=True)
+    shutil.copy(ROOT / "fixtures/record_edits.json", made.root / "fixtures")
     shutil.rmtree(made.root / "fixtures/recorded", ignore_errors=True)
     return made
 
@@ -46,7 +47,7 @@ def test_recorded_gpus_are_proved_one_by_one(checkout: Checkout, monkeypatch: py
         for kind in ("sweep", "confirmation", "beyond"):
             folder = checkout.root / RECORDED / "cuda" / device / kind
             folder.mkdir(parents=True)
-            for name in record.FILES:
+            for name in targets.FILES:
                 (folder / name).touch()
     (checkout.root / RECORDED / "contents.json").touch()
     jobs = checkout.would_run(monkeypatch, "bundle")

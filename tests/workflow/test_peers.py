@@ -18,6 +18,7 @@ def test_the_tables_come_from_the_proved_record(tmp_path: Path, monkeypatch: pyt
     made = Checkout.fresh(root)
     for place in ("fixtures/protocols", targets.RECORDED):
         shutil.copytree(ROOT / place, root / place)
+    shutil.copy(ROOT / "fixtures/record_edits.json", root / "fixtures")
     jobs = made.would_run(monkeypatch, *(f"table_{name}" for name in targets.TABLES))
-    steps = ["dispatch_statistics", "recorded_dispatch"]
+    steps = ["dispatch_mutations", "dispatch_statistics", "recorded_dispatch", "validate_dispatch"]
     assert [rule for rule, _ in jobs] == sorted([*steps, *(f"table_{name}" for name in targets.TABLES)])

@@ -12,7 +12,7 @@ rule recorded_alignment:
     log:
         "results/logs/alignment_cost/recorded.log",
     params:
-        code=code("routeblock.alignment_cost.reprove"),
+        code=code("routeblock.alignment_cost.verification"),
     shell:
         "routeblock recorded-alignment --source $(dirname {input.contents}) --protocol {input.protocol}"
         " --out $(dirname {output.manifest}) 2> {log}"
@@ -24,11 +24,12 @@ rule alignment_statistics:
         record=rules.recorded_alignment.output.record,
     output:
         statistics=f"{alignment.RESULTS}/statistics/statistics.json",
+        ratios=f"{alignment.RESULTS}/statistics/ratios.parquet",
         manifest=f"{alignment.RESULTS}/statistics/statistics.manifest.json",
     log:
         "results/logs/alignment_cost/statistics.log",
     params:
-        code=code("routeblock.alignment_cost.statistics"),
+        code=code("routeblock.alignment_cost.study", "routeblock.timing.statistics"),
     shell:
         "routeblock alignment-statistics --record $(dirname {input.record[0]}) --protocol {input.protocol}"
         " --out $(dirname {output.statistics}) 2> {log}"
@@ -39,13 +40,14 @@ rule validate_alignment:
         protocol="fixtures/protocols/alignment_cost.json",
         record=rules.recorded_alignment.output,
         statistics=rules.alignment_statistics.output.statistics,
+        ratios=rules.alignment_statistics.output.ratios,
     output:
         validation=f"{alignment.RESULTS}/validation/validation.json",
         manifest=f"{alignment.RESULTS}/validation/validation.manifest.json",
     log:
         "results/logs/alignment_cost/validation.log",
     params:
-        code=code("routeblock.alignment_cost.validate"),
+        code=code("routeblock.alignment_cost.study", "routeblock.timing.validation"),
     shell:
         "routeblock validate-alignment --record $(dirname {input.record[0]}) --protocol {input.protocol}"
         " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
@@ -54,16 +56,18 @@ rule validate_alignment:
 rule alignment_mutations:
     input:
         protocol="fixtures/protocols/alignment_cost.json",
-        declared="fixtures/alignment_mutations.json",
+        declared="fixtures/record_edits.json",
         record=rules.recorded_alignment.output.record,
-        statistics=rules.alignment_statistics.output.statistics,
     output:
         mutations=f"{alignment.RESULTS}/mutations/mutations.json",
         manifest=f"{alignment.RESULTS}/mutations/mutations.manifest.json",
     log:
         "results/logs/alignment_cost/mutations.log",
     params:
-        code=code("routeblock.alignment_cost.mutate"),
+        code=code(
+            *(f"routeblock.alignment_cost.{name}" for name in ("study", "edits", "verification")),
+            "routeblock.timing.mutations",
+        ),
     shell:
         "routeblock mutate-alignment --record $(dirname {input.record[0]}) --protocol {input.protocol}"
-        " --statistics {input.statistics} --declared {input.declared} --out $(dirname {output.mutations}) > {log} 2>&1"
+        " --declared {input.declared} --out $(dirname {output.mutations}) > {log} 2>&1"

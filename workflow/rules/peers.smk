@@ -12,7 +12,7 @@ rule recorded_dispatch:
     log:
         "results/logs/q6k_dispatch/recorded.log",
     params:
-        code=code("routeblock.q6k_dispatch.reprove"),
+        code=code("routeblock.q6k_dispatch.verification"),
     shell:
         "routeblock recorded-dispatch --source $(dirname {input.contents}) --protocol {input.protocol}"
         " --out $(dirname {output.manifest}) 2> {log}"
@@ -24,11 +24,50 @@ rule dispatch_statistics:
         record=rules.recorded_dispatch.output.record,
     output:
         statistics=f"{fast_paths.RESULTS}/statistics/statistics.json",
+        ratios=f"{fast_paths.RESULTS}/statistics/ratios.parquet",
         manifest=f"{fast_paths.RESULTS}/statistics/statistics.manifest.json",
     log:
         "results/logs/q6k_dispatch/statistics.log",
     params:
-        code=code("routeblock.q6k_dispatch.statistics"),
+        code=code("routeblock.q6k_dispatch.study", "routeblock.timing.statistics"),
     shell:
         "routeblock dispatch-statistics --record $(dirname {input.record[0]}) --protocol {input.protocol}"
         " --out $(dirname {output.statistics}) 2> {log}"
+
+
+rule validate_dispatch:
+    input:
+        protocol=fast_paths.PROTOCOL,
+        record=rules.recorded_dispatch.output,
+        statistics=rules.dispatch_statistics.output.statistics,
+        ratios=rules.dispatch_statistics.output.ratios,
+    output:
+        validation=f"{fast_paths.RESULTS}/validation/validation.json",
+        manifest=f"{fast_paths.RESULTS}/validation/validation.manifest.json",
+    log:
+        "results/logs/q6k_dispatch/validation.log",
+    params:
+        code=code("routeblock.q6k_dispatch.study", "routeblock.timing.validation"),
+    shell:
+        "routeblock validate-dispatch --record $(dirname {input.record[0]}) --protocol {input.protocol}"
+        " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+
+
+rule dispatch_mutations:
+    input:
+        protocol=fast_paths.PROTOCOL,
+        declared="fixtures/record_edits.json",
+        record=rules.recorded_dispatch.output.record,
+    output:
+        mutations=f"{fast_paths.RESULTS}/mutations/mutations.json",
+        manifest=f"{fast_paths.RESULTS}/mutations/mutations.manifest.json",
+    log:
+        "results/logs/q6k_dispatch/mutations.log",
+    params:
+        code=code(
+            *(f"routeblock.q6k_dispatch.{name}" for name in ("study", "edits", "verification")),
+            "routeblock.timing.mutations",
+        ),
+    shell:
+        "routeblock mutate-dispatch --record $(dirname {input.record[0]}) --protocol {input.protocol}"
+        " --declared {input.declared} --out $(dirname {output.mutations}) > {log} 2>&1"

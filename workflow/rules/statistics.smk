@@ -32,11 +32,36 @@ rule validate_timings:
     log:
         "results/logs/grouped_schedule/validation.log",
     params:
-        code=code("routeblock.grouped_schedule.validate"),
+        code=code("routeblock.grouped_schedule.study", "routeblock.timing.validation"),
         records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
+        minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
         "routeblock validate-timings {params.records} --protocol {input.protocol}"
-        " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+        " --minimum-effect {params.minimum_effect} --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+
+
+rule grouped_mutations:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        declared="fixtures/record_edits.json",
+        records=[f"{folder}/{name}" for folder in grouped.edited(CONFIG) for name in grouped.FILES],
+    output:
+        mutations="results/grouped_schedule/mutations/mutations.json",
+        manifest="results/grouped_schedule/mutations/mutations.manifest.json",
+    log:
+        "results/logs/grouped_schedule/mutations.log",
+    # No param: how many threads verify it makes no other result.
+    threads: CONFIG.grouped_schedule.cpu_threads
+    params:
+        code=code(
+            *(f"routeblock.grouped_schedule.{name}" for name in ("study", "edits", "verification")),
+            "routeblock.timing.mutations",
+        ),
+        records=[f"--record {folder}" for folder in grouped.edited(CONFIG)],
+        minimum_effect=CONFIG.grouped_schedule.minimum_effect,
+    shell:
+        "routeblock mutate-timings {params.records} --protocol {input.protocol} --declared {input.declared}"
+        " --minimum-effect {params.minimum_effect} --threads {threads} --out $(dirname {output.mutations}) > {log} 2>&1"
 
 
 rule bundle:

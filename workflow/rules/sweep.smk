@@ -70,7 +70,7 @@ rule sanitizer:
     resources:
         gpu=1,
     params:
-        code=code("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.exercise"),
+        code=code("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.sanitizer_cases"),
     shell:
         "routeblock sanitize --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
         " --out $(dirname {output.report}) 2> {log}"
@@ -96,7 +96,7 @@ rule recorded:
     # No param: how many threads prove it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
-        code=code("routeblock.grouped_schedule.reprove"),
+        code=code("routeblock.grouped_schedule.verification"),
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
     shell:

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from routeblock import tables
-from routeblock.alignment_cost import mutate, record, statistics
 from routeblock.alignment_cost.protocol import Arm
-from routeblock.alignment_cost.record import Recorded
-from routeblock.alignment_cost.statistics import Comparison
+from routeblock.alignment_cost.study import STUDY
 from routeblock.declared import by_name, find
 from routeblock.errors import InputError
-from routeblock.evidence.validation import must_agree
 from routeblock.tables import Column, Row, Share, Table, numbers
+from routeblock.timing import edits_table as edited
+from routeblock.timing import statistics
+from routeblock.timing.record import Record, usable
+from routeblock.timing.statistics import Comparison
+from routeblock.timing.validation import must_agree
 
 _GROUP = ("campaign", "experts", "top_k", "mode")
 _EXACT = ("random", "edges", "larger", "refused", "repeated")
@@ -28,7 +30,7 @@ class Evidence:
     """What tables are made from. edits: what became of the record's edited copies."""
 
     comparisons: Sequence[Comparison]
-    found: Recorded
+    found: Record
     edits: Sequence[Row] = ()
 
 
@@ -50,7 +52,7 @@ def cost(given: Evidence) -> list[Row]:
     for c in (c for c in given.comparisons if c.arm == Arm.CANONICAL):
         first = least.setdefault(tuple(getattr(c, n) for n in _GROUP), c)
         row: Row = {name: getattr(c, name) for name in (*_SHAPE, "variant", "n", "verdict", "target", "reached")}
-        row |= {"native_us": c.baseline_us, "canonical_us": c.candidate_us, "margin_percent": 100 * c.margin}
+        row |= {"native_us": c.baseline_us, "canonical_us": c.candidate_us, "margin_percent": 100 * (c.threshold or 0)}
         row |= {"ratio": _ratio(c.change), "low": _ratio(c.low), "high": _ratio(c.high)}
         row |= {"floor": _ratio(c.floor_change), "floor_low": _ratio(c.floor_low), "floor_high": _ratio(c.floor_high)}
         row |= {"native_growth": _growth(c.baseline_us, first.baseline_us)}
@@ -76,11 +78,11 @@ def checks(given: Evidence) -> list[Row]:
     tools, batches, and whether the build has the rival full-K mode. **Recorded** on an H200; routings and plans are
     computed again here.
     """
-    exact, run = given.found.exactness, given.found.run
+    exact, run = given.found.documents["exactness"], given.found.run
     if lacks := [name for name in _EXACT if name not in exact]:
         raise InputError(
             f"no check of {lacks[0]}",
-            where=str(given.found.folder / record.EXACT),
+            where=str(given.found.folder / "exactness.json"),
             limit=f"all of {', '.join(_EXACT)} are needed, and a check ends where bits differ",
             way_out="record again: routeblock record-alignment",
         )
@@ -100,7 +102,7 @@ def checks(given: Evidence) -> list[Row]:
         for tokens, r in sorted(exact["repeated"].items(), key=lambda item: int(item[0]))
     ]
     rows += [_check(f"refused: {what}", 1, "refused", line) for what, line in exact["refused"].items()]
-    tools = given.found.sanitizer["tools"]
+    tools = given.found.documents["sanitizer"]["tools"]
     rows += [_check(t["tool"], None, t["outcome"], " / ".join(x.strip("= ") for x in t["lines"])) for t in tools]
     wrong = [f"{c['campaign']} E={c['experts']} k={c['top_k']} M={c['tokens']}" for c in run["checks"] if c["wrong"]]
     plans = sum(len(c["canonical_sha256"]) for c in run["checks"])
@@ -127,12 +129,7 @@ def mutations(given: Evidence) -> list[Row]:
     copies of the **recorded** evidence: which check refused each, for which reasons, and whether the unchanged copy
     was accepted. Digests are left aside, since a forger writes them anew.
     """
-    return [
-        {"edit": e["name"], "change": e["change"], "by": e["by"], "findings": e["findings"]}
-        | {"declared": ", ".join(e["reasons"]), "found": e["note"] or ", ".join(e["found"])}
-        | {"as_declared": e["as_declared"]}
-        for e in given.edits
-    ]
+    return edited.table(given.edits)
 
 
 def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
@@ -183,22 +180,15 @@ TABLES = by_name(
     Table(
         "alignment_mutations",
         mutations,
-        (
-            *(Column(name) for name in ("edit", "change", "by", "declared", "found")),
-            Column("findings", "count"),
-            Column("as_declared", "flag"),
-        ),
+        edited.COLUMNS,
         "Edited copies of the record, and why each is refused",
-        "Declared beforehand in fixtures/alignment_mutations.json. Each edit is written as a forger would: counts and "
-        "digests fit again. by: conform walks every batch against the protocol, for `recorded-alignment` and "
-        "`validate-alignment` both; reprove computes plans and variants again; validate computes the statistics again. "
-        "as_declared: refused by that one alone, for exactly the declared reasons; the unchanged copy for none.",
+        edited.NOTES,
     ),
 )
 
 
 def write(
-    name: str, out: Path, statistics_file: Path, folder: Path, mutations_file: Path, validation: Path
+    name: str, out: Path, statistics_file: Path, folder: Path, validation: Path, mutations_file: Path | None = None
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
@@ -206,6 +196,9 @@ def write(
     """
     table = find(name, TABLES, "table")
     must_agree(validation)
-    rows = table.rows(Evidence(statistics.read(statistics_file), record.read(folder), mutate.read(mutations_file)))
-    inputs = [statistics_file, mutations_file, validation, *(folder / f for f in record.FILES)]
-    return tables.write_sealed(out, table, rows, inputs=inputs)
+    edits = edited.read(mutations_file) if mutations_file else []
+    given = Evidence(statistics.read(statistics_file), STUDY.read(folder), edits)
+    with usable(folder):
+        rows = table.rows(given)
+    inputs = [statistics_file, *([mutations_file] if mutations_file else []), validation]
+    return tables.write_sealed(out, table, rows, inputs=[*inputs, *(folder / f for f in STUDY.files)])

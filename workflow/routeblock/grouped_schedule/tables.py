@@ -14,24 +14,28 @@ from typing import Any
 from routeblock import tables
 from routeblock.cuda.telemetry import named_events
 from routeblock.declared import by_name, find
-from routeblock.evidence.validation import must_agree
-from routeblock.grouped_schedule import record, statistics
-from routeblock.grouped_schedule.arms import Scope
 from routeblock.grouped_schedule.batches import Batch
 from routeblock.grouped_schedule.campaigns import Campaign
-from routeblock.grouped_schedule.record import Recorded
-from routeblock.grouped_schedule.statistics import Comparison
+from routeblock.grouped_schedule.schedules import Scope
+from routeblock.grouped_schedule.study import STUDY
 from routeblock.tables import Column, Row, Share, Table
+from routeblock.timing import edits_table as edited
+from routeblock.timing import statistics
+from routeblock.timing.record import Record, usable
+from routeblock.timing.statistics import Comparison
+from routeblock.timing.validation import must_agree
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What tables are made from; `sanitizers` are the contents of `sanitizer.json` files."""
+    """What tables are made from; `sanitizers` are the contents of `sanitizer.json` files, `edits` what became of the
+    edited copies of a record."""
 
     comparisons: Sequence[Comparison]
-    records: Sequence[Recorded]
+    records: Sequence[Record]
     published: Row
     sanitizers: Sequence[Row] = ()
+    edits: Sequence[Row] = ()
 
     @property
     def batches(self) -> Iterable[Batch]:
@@ -130,7 +134,7 @@ def cardinalities(given: Evidence) -> list[Row]:
     its parts. A pool bound is not a number of distinct experts. **Computed** from the seeds of the protocol.
     """
     seen: dict[str, Row] = {}
-    for fixture in (f for r in given.records for f in r.fixtures):
+    for fixture in (f for r in given.records for f in r.documents["fixtures"]):
         row = {k: v for k, v in fixture.items() if k not in ("ids", "sha256")}
         row |= {f"sha256_{k}": v for k, v in fixture["sha256"].items()}
         seen.setdefault(json.dumps(row, sort_keys=True), row)
@@ -163,7 +167,7 @@ def counts(given: Evidence) -> list[Row]:
     found: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for b in given.batches:
         found[b.lane, b.device, b.campaign]["accepted" if b.accepted else "rejected"] += 1
-    for c in (c for r in given.records for c in r.comparisons):
+    for c in (c for r in given.records for c in r.documents["comparisons"]):
         found[c["lane"], c["device"], c["campaign"]]["equal" if c["holds"] else "different"] += 1
     names = ("equal", "different", "accepted", "rejected")
 
@@ -242,6 +246,16 @@ def sanitizer(given: Evidence) -> list[Row]:
         for told in given.sanitizers
         for report in told["tools"]
     ]
+
+
+def mutations(given: Evidence) -> list[Row]:
+    """Is an edited record of study B refused, for the declared reason?
+
+    Edits of a record of study B, declared beforehand with the reasons for which each is to be refused, tried on
+    copies of the **recorded** evidence: which check refused each, for which reasons, and whether the unchanged copy
+    was accepted. Digests are left aside, since a forger writes them anew.
+    """
+    return edited.table(given.edits)
 
 
 _SCHEDULE = (Column("scope"), Column("schedule"), Column("baseline"))
@@ -412,6 +426,13 @@ TABLES = by_name(
         "are not the CPU's bits. "
         "refused: the machine does not let the tool run, which proves nothing. No row: no GPU is among the lanes.",
     ),
+    Table(
+        "grouped_mutations",
+        mutations,
+        edited.COLUMNS,
+        "Edited copies of a record of study B, and why each is refused",
+        edited.NOTES,
+    ),
 )
 
 
@@ -424,6 +445,7 @@ def write(
     validation: Path,
     *,
     sanitizers: Sequence[Path] = (),
+    mutations_file: Path | None = None,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
@@ -431,14 +453,17 @@ def write(
     """
     table = find(name, TABLES, "table")
     must_agree(validation)
-    records = [record.read(folder) for folder in folders]
+    records = [STUDY.read(folder) for folder in folders]
     told = json.loads(published.read_text(encoding="utf-8"))
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sanitizers]
-    rows = table.rows(Evidence(statistics.read(statistics_file), records, told, reports))
+    edits = edited.read(mutations_file) if mutations_file else []
+    given = Evidence(statistics.read(statistics_file), records, told, reports, edits)
+    with usable(folders[0] if folders else statistics_file):
+        rows = table.rows(given)
     has_published = any(key.startswith("v100") for row in rows for key in row)
     note = f" v100_*: {told['source']}; *_us in microseconds, the others in percent." if has_published else ""
     inputs = [
-        *(statistics_file, published, validation, *sanitizers),
-        *(folder / f for folder in folders for f in record.FILES),
+        *(statistics_file, published, validation, *sanitizers, *([mutations_file] if mutations_file else [])),
+        *(folder / f for folder in folders for f in STUDY.files),
     ]
     return tables.write_sealed(out, table, rows, inputs=inputs, note=note)

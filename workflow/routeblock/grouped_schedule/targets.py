@@ -8,7 +8,7 @@ from pathlib import Path
 from routeblock.config import Config, GroupedLane
 from routeblock.errors import InputError
 from routeblock.grouped_schedule.figures import FIGURES
-from routeblock.grouped_schedule.record import FILES
+from routeblock.grouped_schedule.study import STUDY
 from routeblock.grouped_schedule.tables import TABLES
 from routeblock.target import Given, Target, from_tables
 
@@ -16,6 +16,7 @@ CATEGORY = "Study B: grouped schedules"
 PUBLISHED = "fixtures/published/grouped_schedule.json"
 RESULTS = "results/grouped_schedule"
 DOCUMENTS = f"{RESULTS}/recorded-h200/documents"
+FILES = STUDY.files
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
 
 
@@ -36,6 +37,15 @@ def records(config: Config) -> list[str]:
         kinds = ("sweep", "confirmation") if lane is GroupedLane.CPU else ("sweep", "confirmation", "beyond")
         found += [f"{RESULTS}/{lane}/{device}/{kind}" for device in devices(lane) for kind in kinds]
     return found
+
+
+def edited(config: Config) -> list[str]:
+    """The records that declared edits are tried on: a sweep, which has floors, and what a GPU ran beyond it."""
+    for lane in reversed(GroupedLane):
+        if lane in config.grouped_schedule.lanes and (there := devices(lane)):
+            kinds = ("sweep",) if lane is GroupedLane.CPU else ("sweep", "beyond")
+            return [f"{RESULTS}/{lane}/{there[0]}/{kind}" for kind in kinds]
+    return []
 
 
 def record_files(config: Config) -> list[str]:
@@ -113,7 +123,9 @@ def tables(config: Config) -> list[Target]:
         Given("published", (PUBLISHED,)),
         Given("sanitizer", tuple(sanitizers(config))),
     )
-    return [Target(table, "grouped-table", CATEGORY, given) for table in TABLES.values()]
+    mutations = Given("mutations", (f"{RESULTS}/mutations/mutations.json",))
+    more = {"grouped_mutations": (*given, mutations)}
+    return [Target(table, "grouped-table", CATEGORY, more.get(name, given)) for name, table in TABLES.items()]
 
 
 def figures() -> list[Target]:
