@@ -8,18 +8,10 @@ study, `assumed` is neither and says so wherever it is used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 from routeblock.errors import InputError
-
-
-class Status(StrEnum):
-    """Where a fact comes from."""
-
-    RECORDED = "recorded"
-    PUBLISHED = "published"
-    ASSUMED = "assumed"
+from routeblock.moe.sources import Source
 
 
 class Launch(NamedTuple):
@@ -56,7 +48,7 @@ class SelectedLaunch:
     thread_k: int
     thread_n: int
     blocks_per_sm: int
-    status: Status
+    status: Source
     source: str
 
     @property
@@ -70,20 +62,20 @@ _LAYER = "published layer shape, E=128, k=8, M=1..512"
 
 # The first entry that fits is taken: narrower ones stand before wider ones.
 SELECTED = (
-    SelectedLaunch("RTX 3090", _STUDY, 8, "float16", 128, 1536, 2048, 64, 128, 3, Status.PUBLISHED, "W13 of the study"),
-    SelectedLaunch("RTX 3090", _STUDY, 8, "float16", 128, 2048, 768, 64, 128, 3, Status.ASSUMED, "as W13"),
-    SelectedLaunch("H200", _H200, 8, "float16", 32, 768, 1024, 64, 128, 4, Status.RECORDED, "golden b8_f16_u4_g32"),
-    SelectedLaunch("H200", _H200, 8, "float16", 128, 1536, 2048, 128, 64, 4, Status.RECORDED, _LAYER),
-    SelectedLaunch("H200", _H200, 8, "float16", 128, 2048, 768, 128, 64, 4, Status.RECORDED, _LAYER),
-    SelectedLaunch("H200", _H200, 16, "float16", 128, None, None, 64, 128, 3, Status.RECORDED, _LAYER),
-    SelectedLaunch("H200", _H200, 32, "float16", 128, None, None, 64, 128, 2, Status.RECORDED, _LAYER),
-    SelectedLaunch("H200", _H200, 48, "float16", 128, None, None, 64, 128, 2, Status.RECORDED, _LAYER),
-    SelectedLaunch("H200", _H200, 64, "bfloat16", 128, 512, 1024, 64, 128, 2, Status.RECORDED, "golden b64_bf16_u4b8"),
+    SelectedLaunch("RTX 3090", _STUDY, 8, "float16", 128, 1536, 2048, 64, 128, 3, Source.PUBLISHED, "W13 of the study"),
+    SelectedLaunch("RTX 3090", _STUDY, 8, "float16", 128, 2048, 768, 64, 128, 3, Source.ASSUMED, "as W13"),
+    SelectedLaunch("H200", _H200, 8, "float16", 32, 768, 1024, 64, 128, 4, Source.RECORDED, "golden b8_f16_u4_g32"),
+    SelectedLaunch("H200", _H200, 8, "float16", 128, 1536, 2048, 128, 64, 4, Source.RECORDED, _LAYER),
+    SelectedLaunch("H200", _H200, 8, "float16", 128, 2048, 768, 128, 64, 4, Source.RECORDED, _LAYER),
+    SelectedLaunch("H200", _H200, 16, "float16", 128, None, None, 64, 128, 3, Source.RECORDED, _LAYER),
+    SelectedLaunch("H200", _H200, 32, "float16", 128, None, None, 64, 128, 2, Source.RECORDED, _LAYER),
+    SelectedLaunch("H200", _H200, 48, "float16", 128, None, None, 64, 128, 2, Source.RECORDED, _LAYER),
+    SelectedLaunch("H200", _H200, 64, "bfloat16", 128, 512, 1024, 64, 128, 2, Source.RECORDED, "golden b64_bf16_u4b8"),
     SelectedLaunch(
-        "RTX 3090", _STUDY, 8, "float16", None, None, None, 64, 128, 3, Status.ASSUMED, "as W13 of the study"
+        "RTX 3090", _STUDY, 8, "float16", None, None, None, 64, 128, 3, Source.ASSUMED, "as W13 of the study"
     ),
-    SelectedLaunch("H200", _H200, 8, "float16", None, None, None, 128, 64, 4, Status.ASSUMED, "as the published layer"),
-    SelectedLaunch("H200", _H200, 8, "bfloat16", None, None, None, 128, 64, 4, Status.ASSUMED, "as float16"),
+    SelectedLaunch("H200", _H200, 8, "float16", None, None, None, 128, 64, 4, Source.ASSUMED, "as the published layer"),
+    SelectedLaunch("H200", _H200, 8, "bfloat16", None, None, None, 128, 64, 4, Source.ASSUMED, "as float16"),
 )
 
 

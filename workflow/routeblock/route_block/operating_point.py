@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.moe.launches import GPUS, Launch, Status, selected_launch
+from routeblock.moe.launches import GPUS, Launch, selected_launch
 from routeblock.moe.partition import Partition, partition
+from routeblock.moe.sources import Source
 from routeblock.route_block.facts import largest_divisor
 
 PUBLISHED = Launch(64, 128, 246)
@@ -64,7 +65,7 @@ def operating_point(point: str, lane: str, spec: Mapping[str, Any]) -> Operating
     """`published` or `auto` for a fixture (its `spec`) on a lane; InputError for other names and unknown launches."""
     shapes = {"w13": (2 * spec["intermediate"], spec["hidden"]), "w2": (spec["hidden"], spec["intermediate"])}
     if point == "published":
-        status = {"w13": Status.PUBLISHED, "w2": Status.ASSUMED}
+        status = {"w13": Source.PUBLISHED, "w2": Source.ASSUMED}
         return OperatingPoint(point, dict.fromkeys(GEMMS, PUBLISHED), status)
     if point == "auto":
         gpu = lane_facts(lane).gpu
