@@ -73,7 +73,7 @@ SELECTED = (
     SelectedLaunch("H200", _H200, 32, "float16", 128, None, None, 64, 128, 2, Source.RECORDED, _LAYER, True, 1848),
     SelectedLaunch("H200", _H200, 48, "float16", 128, None, None, 64, 128, 2, Source.RECORDED, _LAYER, True, 3688),
     SelectedLaunch(
-        "H200", _H200, 64, "bfloat16", 128, 512, 1024, 64, 128, 2, Source.RECORDED, "golden b64_bf16_u4b8", False
+        "H200", _H200, 64, "bfloat16", 128, 512, 1024, 64, 128, 2, Source.RECORDED, "golden b64_bf16_u4b8", False, 512
     ),
     SelectedLaunch("H200", "0.22.0", 8, "float16", 128, 1536, 2048, 128, 64, 4, Source.RECORDED, _CONTACT, True, 168),
     SelectedLaunch("H200", "0.22.0", 8, "float16", 128, 2048, 768, 128, 64, 4, Source.RECORDED, _CONTACT, True, 168),
