@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    pass
 
 Model = Annotated[Path | None, typer.Option(help="A model's config.json, or its folder.")]
 Hidden = Annotated[int | None, typer.Option(help="Hidden size.", min=1)]
@@ -104,6 +102,36 @@ def predict(
     )  # fmt: skip
 
 
+def launches(
+    out: Annotated[Path, typer.Option(help="Folder for the tables launch_rule and launches, each with its manifest.")],
+    vllm: Vllm = "0.24.0",
+    model: Model = None,
+    hidden: Hidden = 2048,
+    intermediate: Intermediate = 768,
+    experts: Experts = 128,
+    top_k: TopK = 8,
+    dtype: Dtype = "float16",
+    group_size: GroupSize = 128,
+    zero_points: ZeroPoints = True,
+) -> None:
+    """Tabulate the automatic launches on every GPU, and the rule beside every launch that was read off; exit 1 if it
+    misses one. Without --model the sizes are the study's layer's.
+    """
+    from routeblock.diagnose.launch_tables import write
+    from routeblock.diagnose.layer import layer_from
+    from routeblock.rule_code import code
+
+    given = {
+        "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "dtype": dtype,
+        "group_size": group_size, "zero_points": zero_points,
+    }  # fmt: skip
+    quantisation = {name: given[name] for name in ("group_size", "zero_points")}
+    if not write(layer_from(model, given if model is None else quantisation), vllm, out, code=code("launches")):
+        print(f"{out}: the rule misses a launch; see launch_rule.md")
+        raise typer.Exit(1)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.command()(predict)
+    app.command()(launches)

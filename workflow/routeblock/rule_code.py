@@ -55,6 +55,7 @@ RULES: dict[str, Code] = {
     "manifest": Code(("routeblock.checkpoint.manifest",)),
     "checkpoint_fixture": Code(("routeblock.route_block.fixtures.from_checkpoint",)),
     "predict": Code(("routeblock.diagnose.predict", "routeblock.diagnose.question"), _REGISTERS),
+    "launches": Code(("routeblock.diagnose.launch_tables",), _REGISTERS),
     "prediction": Code(("routeblock.route_block.prediction.freeze",)),
     "control": Code(("routeblock.route_block.runs.negative_control",)),
     "run": Code(("routeblock.route_block.runs.run", "routeblock.route_block.runs.twin")),

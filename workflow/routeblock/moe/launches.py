@@ -116,6 +116,11 @@ def automatic_launch(device: Device, version: str, weights: Weights, block_size:
     for entry in SELECTED:
         if entry.status is not Source.ASSUMED and _is_for(entry, device, version, weights, block_size, gemm):
             return FoundLaunch(entry.launch, entry.status, entry.source)
+    return derived_launch(device, version, weights, block_size, gemm)
+
+
+def derived_launch(device: Device, version: str, weights: Weights, block_size: int, gemm: Gemm) -> FoundLaunch:
+    """The launch that the selection's rule gives."""
     found = registers_for(device.facts.kernel_target, version)
     if found is None:
         target = device.facts.kernel_target
