@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-
 Model = Annotated[Path | None, typer.Option(help="A model's config.json, or its folder.")]
 Hidden = Annotated[int | None, typer.Option(help="Hidden size.", min=1)]
 Intermediate = Annotated[int | None, typer.Option(help="Intermediate size of an expert, before --tp.", min=1)]
