@@ -50,6 +50,7 @@ def write(answers: Sequence[Path], out: Path, *, code: str) -> None:
     write_sealed(
         out, NAME, COLUMNS, rows, title="What can change, by GPU",
         notes="`routes_w13`, `routes_w2`: routes that a legal reorder could move between blocks that are cut"
-        " differently, in W13 and in either GEMM. `batch_classes`: the ways in which a token is computed over batch sizes.",
+        " differently, in W13 and in either GEMM. `batch_classes`: the ways in which a token is computed over batch"
+        " sizes.",
         inputs=answers, code=code,
     )  # fmt: skip

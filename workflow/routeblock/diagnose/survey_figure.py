@@ -15,8 +15,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from routeblock.figure_style import DARK, GREY, INK, MID, key, place, sheet
 
-_LEFT, _RIGHT, _WIDE, _HIGH = 0.5, 3.3, 2.05, 1.35  # inches
-_TICKS = (1, 4, 16, 64, 256, 1024, 4096)
+_LEFT, _RIGHT, _WIDE, _HIGH = 0.5, 3.2, 1.95, 1.35  # inches
+_TICKS = (1, 16, 256, 4096)
 _LOOKS = tuple((colour, dash) for dash in ("-", (0, (3, 1.5)), (0, (1, 1.2))) for colour in (DARK, MID, GREY, INK))
 
 
@@ -47,7 +47,9 @@ def survey(rows: Sequence[dict[str, Any]]) -> Figure:
 
 def _line(axes: Axes, points: Sequence[dict[str, Any]], prefix: str, colour: str, dash: Any) -> None:
     tokens = [p["tokens"] for p in points]
-    axes.plot(tokens, [p[f"{prefix}can_share"] for p in points], color=colour, linestyle=dash, linewidth=1.1)
+    shares = [p[f"{prefix}can_share"] for p in points]
+    axes.plot(tokens, shares, color=colour, linestyle=dash, linewidth=1.1)
+    axes.plot(tokens, shares, "|", color=colour, markersize=3)
 
 
 def _sample(axes: Axes, points: Sequence[dict[str, Any]], colour: str) -> None:
