@@ -27,7 +27,7 @@ def lines(detail: dict[str, Any]) -> list[str]:
                 found.append(
                     f"  {gemm.upper():3} {tuple(cut['launch'][:2])} on {cut['launch'][2]}: {part['blocks']} x"
                     f" {cut['n_tiles']} = {cut['tiles']} tiles of {cut['k_tiles']} K-tiles,"
-                    f" {cut['direct_tiles']} direct, {cut['split_tiles']} split{first}"
+                    f" {cut['direct_tiles']} direct, {cut['split_tiles']} split{first}{_slices(cut['slices_at_most'])}"
                 )
             for expert in part["parted_experts"][:LISTED]:
                 classes = ", ".join(f"{n} classes in {g.upper()}" for g, n in expert["classes"].items() if n > 1)
@@ -64,6 +64,13 @@ def lines(detail: dict[str, Any]) -> list[str]:
         for o in detail["options"]
     ]
     return found
+
+
+def _slices(most: int) -> str:
+    if most == 1:
+        return ""
+    order = "whose order cannot matter" if most == 2 else "added from the last to the first"
+    return f", at most {most} slices a tile, {order}"
 
 
 def _short(routes: Sequence[int]) -> str:
