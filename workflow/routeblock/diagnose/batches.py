@@ -88,8 +88,8 @@ def sweep(
         if found is None:
             return None
         block = engine.block_size_at(size)
-        key = []
-        for _, local in engine.ranks():
+        key = [np.array([found[gemm].thread_k for gemm in GEMMS]).tobytes()]
+        for _, local in engine.ranks() if not full_k else ():  # with full K there is no cut anywhere
             mine = (slots >= local.start) & (slots < local.stop)
             if not mine.any():
                 continue
@@ -97,8 +97,8 @@ def sweep(
             starts = np.cumsum(per_expert) - per_expert
             of_block = starts[slots[mine] - local.start] + before[mine] // block
             for gemm in GEMMS:
-                cuts = route_cuts(layer, gemm, int(per_expert.sum()), of_block, found[gemm], full_k)
-                key += [np.int64(found[gemm].thread_k).tobytes(), cuts.tobytes()]
+                cuts = route_cuts(layer, gemm, int(per_expert.sum()), of_block, found[gemm], False)
+                key.append(cuts.tobytes())
         number = known.setdefault(b"".join(key), len(known))
         if not numbers or numbers[-1] != number:
             changes.append(Change(size, number, block, tuple(found[gemm] for gemm in GEMMS)))

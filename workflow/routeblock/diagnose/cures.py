@@ -39,14 +39,14 @@ def swept_batches(question: Question, *, full_k: bool, thread_k: int | None = No
     return sweep(engine, question.batch_ids, question.token, question.batches, full_k=full_k, launches=pinned)
 
 
-def options(question: Question) -> list[dict[str, Any]]:
+def options(question: Question, swept: Sweep | None) -> list[dict[str, Any]]:
     """What would stop it, cheapest first: each with whether it stops changes between runs, and between batches."""
     engine = question.engine
     found: list[dict[str, Any]] = [
         {
             "option": "canonical alignment (ROUTEBLOCK_CANONICAL_ALIGNMENT=1)",
             "runs": True,
-            "batches": _one_class(swept_batches(question, full_k=False)),
+            "batches": _one_class(swept_batches(question, full_k=False) if question.full_k else swept),
             "reason": "one plan for one routing",
             "cost": "0.15 to 0.69 of the native alignment's time on an H200 by graph (recorded): docs/alignment.md",
         }

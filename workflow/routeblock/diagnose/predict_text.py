@@ -13,7 +13,7 @@ _ANSWERS = {True: "stops it", False: "does not", None: "cannot say"}
 
 
 def lines(detail: dict[str, Any]) -> list[str]:
-    """The lines: the partition of single routings, between runs, other grids, between batches, what would stop it."""
+    """The lines: the partition of single routings, between runs, other grids, between batches."""
     found = []
     for ranks in detail["partition"]:
         for part in ranks:
@@ -58,12 +58,20 @@ def lines(detail: dict[str, Any]) -> list[str]:
             found.append(
                 f"  from {change['tokens']}: class {change['class']}, blocks of {change['block_size']}, {launches}"
             )
-    found += ["what would stop it, cheapest first", f"  {'between':>10}  runs        batches"]
-    found += [
-        f"  {_ANSWERS[o['runs']]:>16}  {_ANSWERS[o['batches']]:>10}  {o['option']}: {o['reason']}; cost: {o['cost']}"
-        for o in detail["options"]
-    ]
     return found
+
+
+def options_lines(options: Sequence[dict[str, Any]]) -> list[str]:
+    """What would stop it, a line an option."""
+    return [
+        "what would stop it, cheapest first",
+        f"  {'between runs':>14}  {'batches':>10}",
+        *(
+            f"  {_ANSWERS[o['runs']]:>14}  {_ANSWERS[o['batches']]:>10}  {o['option']}: {o['reason']};"
+            f" cost: {o['cost']}"
+            for o in options
+        ),
+    ]
 
 
 def _slices(most: int) -> str:
