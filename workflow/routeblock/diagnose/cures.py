@@ -60,7 +60,7 @@ def options(question: Question, swept: Sweep | None) -> list[dict[str, Any]]:
                 "runs": launch is not None,
                 "batches": False,
                 "launch": launch and {gemm: list(x) for gemm, x in launch.items()},
-                "reason": "every expert's blocks are cut alike there, for these routings and no others"
+                "reason": f"at {_named(launch)} every expert's blocks are cut alike, for these routings and no others"
                 if launch
                 else "no such launch keeps every expert's blocks alike for these routings",
                 "cost": "not measured; vLLM passes -1 (automatic), so its call must be changed",
@@ -110,6 +110,10 @@ def other_grids(question: Question) -> list[dict[str, Any]]:
         results = [run_to_run(whole[:, local], engine.block_size_at(tokens), classes) for _, local in engine.ranks()]
         found.append({"grid": grid, "routes_that_can_change": sum(int(r.any.sum()) for r in results)})
     return found
+
+
+def _named(launches: dict[str, Launch]) -> str:
+    return ", ".join(f"{gemm.upper()} {tuple(launch[:2])} on {launch.grid}" for gemm, launch in launches.items())
 
 
 def _one_class(swept: Sweep | None) -> bool | None:
