@@ -127,7 +127,7 @@ def launches(
         "group_size": group_size, "zero_points": zero_points,
     }  # fmt: skip
     quantisation = {name: given[name] for name in ("group_size", "zero_points")}
-    if not write(layer_from(model, given if model is None else quantisation), vllm, out, code=code("launches")):
+    if not write(layer_from(model, given if model is None else quantisation), vllm, out, code=code("table_launches")):
         print(f"{out}: the rule misses a launch; see launch_rule.md")
         raise typer.Exit(1)
 
@@ -140,7 +140,7 @@ def predictions(
     from routeblock.diagnose.predict_table import write
     from routeblock.rule_code import code
 
-    write(answers, out, code=code("predictions"))
+    write(answers, out, code=code("table_predictions"))
 
 
 def survey_point(

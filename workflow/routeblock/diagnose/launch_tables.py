@@ -11,7 +11,7 @@ from routeblock.diagnose.layer import GEMMS, Layer
 from routeblock.moe.devices import DEVICES
 from routeblock.moe.kernels import kernel_for
 from routeblock.moe.launches import PUBLISHED_LAYER, SELECTED, FoundLaunch, automatic_launch, derived_launch
-from routeblock.moe.marlin_launch import REGISTERS, Gemm, Weights
+from routeblock.moe.marlin_launch import Gemm, Weights
 from routeblock.moe.partition import BLOCK_SIZES
 from routeblock.moe.sources import Source
 from routeblock.tables import Column, write_sealed
@@ -74,14 +74,14 @@ def write(layer: Layer, version: str, out: Path, *, code: str) -> bool:
         title="The selection's rule against every launch that was read off",
         notes="`routes`: the fewest that the launch was seen with. `derived` on capability 9.0 takes registers as ptxas"
         " 13.0.88 allots them.",
-        inputs=[REGISTERS], code=code,
+        inputs=[], code=code,
     )  # fmt: skip
     write_sealed(
         out, "launches", DEVICE_COLUMNS, device_rows(layer, version),
         title=f"Launches of vLLM {version} on each GPU",
         notes=f"Marlin's launches for {layer.document()}, thread_k, thread_n, grid, for batches that fill the GPU."
         " Where `kernel` is another, they are what Marlin would take.",
-        inputs=[REGISTERS], code=code,
+        inputs=[], code=code,
     )  # fmt: skip
     return all(row["equal"] for row in rows)
 
