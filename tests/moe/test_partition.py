@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routeblock.errors import InputError
-from routeblock.moe.launches import GPUS, SELECTED, Launch, Status, selected_launch
+from routeblock.moe.devices import DEVICES
+from routeblock.moe.launches import SELECTED, Launch, selected_launch
 from routeblock.moe.partition import partition
 from routeblock.moe.routing import align
+from routeblock.moe.sources import Source
 from routeblock.route_block.prediction.predict import changed_routes, signatures
 from routeblock.route_block.scorer.block_walk import routes_computed_differently, slices_by_tile
 
@@ -111,12 +113,12 @@ def test_a_tile_outside_is_an_index_error() -> None:
 
 def test_recorded_launches_and_their_status() -> None:
     found = selected_launch("H200", 8, "float16", 128, 1536, 2048)
-    assert (found.launch, found.status) == (Launch(128, 64, 528), Status.RECORDED)
+    assert (found.launch, found.status) == (Launch(128, 64, 528), Source.RECORDED)
     assert selected_launch("H200", 8, "float16", 32, 768, 1024).launch == Launch(64, 128, 528)
     assert selected_launch("H200", 16, "float16", 128, 1536, 2048).launch.grid == 396
     assert selected_launch("H200", 48, "float16", 128, 1536, 2048).launch.grid == 264
     assert selected_launch("RTX 3090", 8, "float16", 128, 1536, 2048).launch == Launch(64, 128, 246)
-    assert selected_launch("RTX 3090", 8, "float16", 128, 2048, 768).status is Status.ASSUMED
+    assert selected_launch("RTX 3090", 8, "float16", 128, 2048, 768).status is Source.ASSUMED
     with pytest.raises(InputError, match="read off"):
         selected_launch("H200", 64, "float16", 128, 1536, 2048)
-    assert {entry.gpu for entry in SELECTED} == set(GPUS)
+    assert {entry.gpu for entry in SELECTED} <= set(DEVICES)

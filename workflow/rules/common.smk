@@ -8,7 +8,7 @@ from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEM
 from routeblock.grouped_schedule import targets as grouped
 from routeblock.q6k_dispatch import targets as fast_paths
 from routeblock.route_block.facts import CELLS, HISTORIES, cells_of, gpu_of, position, predecessor
-from routeblock.route_block.fixtures.fixture import SPEC, TENSOR_FILES
+from routeblock.route_block.fixtures.fixture import INPUTS, SPEC, TENSOR_FILES
 from routeblock.route_block.paths import FIXTURE, IDENTITY, LANE, LANE_LOG, POINT, RUN, STUDY, STUDY_LOG
 from routeblock.route_block.runs.cuda import CudaLane
 from routeblock.route_block.targets import EVIDENCE, RECORDED_FIXTURE, StudyA, versions

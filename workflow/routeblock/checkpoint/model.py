@@ -124,9 +124,9 @@ def _spellings(key: str) -> Sequence[str]:
     return next((s for s in SPELLINGS if key in s), (key,))
 
 
-def read_model(folder: Folder, tensors: Iterable[str] = ()) -> Model:
+def read_model(folder: Folder, tensors: Iterable[str] = (), quantization: Quantization | None = None) -> Model:
     """What the checkpoint says about itself. `tensors` are its tensors' names as far as they are known: quantisation is
-    declared by the names of modules.
+    declared by the names of modules. `quantization` stands in place of what the checkpoint says of it.
 
     Raises InputError for an unknown family, activation, routing or quantisation.
     """
@@ -170,7 +170,7 @@ def read_model(folder: Folder, tensors: Iterable[str] = ()) -> Model:
         source,
         config.epsilon("rms_norm_eps", family.norm_eps),
         str(config.text.get("torch_dtype") or config.text.get("dtype") or config.whole.get("torch_dtype")),
-        _quantization(folder, config, modules),
+        quantization or _quantization(folder, config, modules),
     )
 
 

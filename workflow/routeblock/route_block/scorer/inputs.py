@@ -223,7 +223,7 @@ def read_study(
     missing or broken, or is not the one that fixture.json names, and for a lane that these runs are not of.
     """
     spec, fixture_digest = _canonical(fixture / FIXTURE, FixtureSpec, "make it with routeblock fixture")
-    frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock predict")
+    frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock freeze")
     expected, identity_digest = _canonical(identity, ExpectedIdentity, "make it with routeblock freeze-identity")
     if expected.lane != frozen.lane:
         limit = f"the runs are of lane {frozen.lane}"
