@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What awq_moe.cu needs of CUDA beyond cuda_on_cpu.h. A tensor-core product is that of the published bit-accurate model
+// (routeblock/twin/tensor_core.py). Copies happen at once or only when their group is waited for, as the caller says:
+// the first shows a place overwritten too early, the second a wait that is missing.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "cuda_on_cpu.h"
+
+#define blockDim (Index{static_cast<unsigned>(emulated::block->lanes.size()), 1, 1})
+
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+
+using std::max;
+using std::min;
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float exponential(float x) { return static_cast<float>(std::exp(static_cast<double>(x))); }
+
+namespace emulated {
+
+inline int products_at_once = 16, fraction_bits = 25;
+inline bool late_copies = false;
+
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+};
+struct Copies {
+  std::vector<Copy> open;
+  std::vector<std::vector<Copy>> groups;
+};
+inline thread_local std::vector<Copies> copies;  // of this block's threads
+
+inline Copies& own_copies() {
+  if (copies.size() < block->lanes.size()) copies.resize(block->lanes.size());
+  return copies[self().thread];
+}
+inline void start_copy(void* to, const void* from, int bytes) {
+  if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes) {
+    std::fprintf(stderr, "a copy that is not aligned\n");
+    std::abort();
+  }
+  if (late_copies)
+    own_copies().open.push_back({to, from, bytes});
+  else
+    std::memcpy(to, from, bytes);
+}
+
+inline float from_16(unsigned bits, bool bf16) {
+  if (bf16) {
+    const unsigned wide = bits << 16;
+    float x;
+    std::memcpy(&x, &wide, 4);
+    return x;
+  }
+  _Float16 half;
+  const unsigned short word = static_cast<unsigned short>(bits);
+  std::memcpy(&half, &word, 2);
+  return static_cast<float>(half);
+}
+inline unsigned to_16(float x, bool bf16) {
+  if (std::isnan(x)) return 0x7FFF;
+  if (bf16) {
+    unsigned wide;
+    std::memcpy(&wide, &x, 4);
+    return (wide + 0x7FFF + (wide >> 16 & 1)) >> 16;
+  }
+  const _Float16 half = static_cast<_Float16>(x);
+  unsigned short word;
+  std::memcpy(&word, &half, 2);
+  return word;
+}
+
+inline int exponent_of(double x, int least) {
+  if (x == 0) return -15000;
+  return std::max(std::ilogb(x), least);
+}
+inline float dot(float c, const float* a, const float* b, int least) {
+  int top = exponent_of(c, -126);
+  for (int i = 0; i < products_at_once; ++i) top = std::max(top, exponent_of(a[i], least) + exponent_of(b[i], least));
+  if (top < -1000) return 0;
+  const double scale = std::ldexp(1.0, fraction_bits - top);
+  long long units = static_cast<long long>(static_cast<double>(c) * scale);
+  for (int i = 0; i < products_at_once; ++i)
+    units += static_cast<long long>(static_cast<double>(a[i]) * static_cast<double>(b[i]) * scale);
+  const double exact = std::ldexp(static_cast<double>(units), top - fraction_bits);
+  float cut = static_cast<float>(exact);
+  if (std::fabs(static_cast<double>(cut)) > std::fabs(exact)) cut = std::nextafterf(cut, 0.0f);
+  return units == 0 ? 0.0f : cut;
+}
+
+struct Operands {
+  unsigned a[4], b[2];
+};
+
+}  // namespace emulated
+
+inline void copy16(void* to, const void* from) { emulated::start_copy(to, from, 16); }
+inline void copy4(void* to, const void* from) { emulated::start_copy(to, from, 4); }
+inline void close_group() {
+  auto& c = emulated::own_copies();
+  c.groups.push_back(std::move(c.open));
+  c.open.clear();
+}
+template <int kPending>
+inline void wait_groups() {
+  auto& c = emulated::own_copies();
+  while (c.groups.size() > static_cast<size_t>(kPending)) {
+    for (const auto& copy : c.groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+    c.groups.erase(c.groups.begin());
+  }
+}
+
+inline void load_matrices(unsigned (&r)[4], const void* row) {
+  const unsigned long long* all = emulated::collective(reinterpret_cast<unsigned long long>(row));
+  const int lane = emulated::self().thread % 32;
+  for (int i = 0; i < 4; ++i)
+    std::memcpy(&r[i], reinterpret_cast<const unsigned char*>(all[8 * i + lane / 4]) + 4 * (lane % 4), 4);
+}
+
+template <bool kBf16>
+inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const emulated::Operands mine{{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  const unsigned long long* all = emulated::collective(reinterpret_cast<unsigned long long>(&mine));
+  const emulated::Operands* of[32];
+  for (int i = 0; i < 32; ++i) of[i] = reinterpret_cast<const emulated::Operands*>(all[i]);
+  const int g = emulated::self().thread % 32 / 4, t = emulated::self().thread % 4;
+  const int least = kBf16 ? -126 : -14;
+  for (int i = 0; i < 4; ++i) {
+    float x[16], y[16];
+    for (int k = 0; k < 16; ++k) {
+      const int half = k / 8, pair = k % 8 / 2, odd = k % 2;
+      x[k] = emulated::from_16(of[4 * g + pair]->a[2 * half + i / 2] >> (16 * odd) & 0xFFFF, kBf16);
+      y[k] = emulated::from_16(of[4 * (2 * t + i % 2) + pair]->b[half] >> (16 * odd) & 0xFFFF, kBf16);
+    }
+    for (int first = 0; first < 16; first += emulated::products_at_once) d[i] = emulated::dot(d[i], x + first, y + first, least);
+  }
+  emulated::collective(0);  // nobody's operands end before all have read them
+}
+
+inline unsigned masked_or(unsigned x, unsigned mask, unsigned y) { return (x & mask) | y; }
+inline unsigned low_twice(unsigned x) { return (x & 0xFFFF) * 0x10001u; }
+inline unsigned high_twice(unsigned x) { return (x >> 16) * 0x10001u; }
+
+template <bool kBf16>
+inline float widen_16(unsigned bits) {
+  return emulated::from_16(bits, kBf16);
+}
+template <bool kBf16>
+inline unsigned round_to_16(float x) {
+  return emulated::to_16(x, kBf16);
+}
+template <bool kBf16>
+inline unsigned add_pair(unsigned x, unsigned y) {
+  return round_to_16<kBf16>(widen_16<kBf16>(x & 0xFFFF) + widen_16<kBf16>(y & 0xFFFF)) |
+         round_to_16<kBf16>(widen_16<kBf16>(x >> 16) + widen_16<kBf16>(y >> 16)) << 16;
+}
+template <bool kBf16>
+inline unsigned multiply_pair(unsigned x, unsigned y) {
+  return round_to_16<kBf16>(widen_16<kBf16>(x & 0xFFFF) * widen_16<kBf16>(y & 0xFFFF)) |
+         round_to_16<kBf16>(widen_16<kBf16>(x >> 16) * widen_16<kBf16>(y >> 16)) << 16;
+}
+
+inline void wait_for_predecessor() {}
+inline void let_successor_start() {}

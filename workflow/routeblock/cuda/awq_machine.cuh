@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// What awq_moe.cu needs of the machine, instruction by instruction: copies into shared memory, matrices out of it,
+// tensor-core products, 16-bit arithmetic with one rounding each. sm_80 and newer.
+
+#pragma once
+
+#ifndef ROUTEBLOCK_EMULATED  // tests/cuda/emulator has a form of this for a CPU
+
+extern __shared__ __align__(128) unsigned char shared_memory[];
+
+__device__ __forceinline__ unsigned shared_address(const void* at) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(at));
+}
+
+// ---- Copies from global to shared memory that a thread starts and does not wait for.
+
+__device__ __forceinline__ void copy16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void copy4(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+// All copies that this thread started since the last call are one group.
+__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most kPending of this thread's groups are under way.
+template <int kPending>
+__device__ __forceinline__ void wait_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- Four 8 x 8 matrices of 16-bit values: lane i gives the address of row i % 8 of matrix i / 8, and gets of each
+// matrix the values 2 (i % 4) and 2 (i % 4) + 1 of row i / 4.
+__device__ __forceinline__ void load_matrices(unsigned (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// d += a . b: a 16 rows (weights' columns) x 16, b 16 x 8 (tokens), float32 sums.
+template <bool kBf16>
+__device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    if constexpr (kBf16) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+}
+
+// (x & mask) | y in one instruction.
+__device__ __forceinline__ unsigned masked_or(unsigned x, unsigned mask, unsigned y) {
+    unsigned z;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(z) : "r"(x), "r"(mask), "r"(y));
+    return z;
+}
+
+// The lower and the upper half of a word, twice.
+__device__ __forceinline__ unsigned low_twice(unsigned x) { return __byte_perm(x, 0, 0x1010); }
+__device__ __forceinline__ unsigned high_twice(unsigned x) { return __byte_perm(x, 0, 0x3232); }
+
+// ---- Pairs of 16-bit floats; subnormals stay. bfloat16 has additions and products only as parts of a fused one before
+// sm_90: x * 1 + y and x * y + (-0) round once, to the same value and sign.
+
+template <bool kBf16>
+__device__ __forceinline__ unsigned add_pair(unsigned x, unsigned y) {
+    unsigned z;
+    if constexpr (kBf16) {
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(0x3F803F80u), "r"(y));
+    } else {
+        asm("add.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    }
+    return z;
+}
+
+template <bool kBf16>
+__device__ __forceinline__ unsigned multiply_pair(unsigned x, unsigned y) {
+    unsigned z;
+    if constexpr (kBf16) {
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(y), "r"(0x80008000u));
+    } else {
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    }
+    return z;
+}
+
+template <bool kBf16>
+__device__ __forceinline__ unsigned round_to_16(float x) {
+    unsigned short bits;
+    if constexpr (kBf16) {
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    } else {
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    }
+    return bits;
+}
+
+template <bool kBf16>
+__device__ __forceinline__ float widen_16(unsigned bits) {
+    if constexpr (kBf16) return __uint_as_float(bits << 16);
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<unsigned short>(bits)));
+    return x;
+}
+
+// exp(x) as vLLM's activation has it: CUDA's own expf, no fast form.
+__device__ __forceinline__ float exponential(float x) { return expf(x); }
+
+// ---- A kernel may start before the one that it follows has ended; it waits here before it reads what that one wrote.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void let_successor_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif  // ROUTEBLOCK_EMULATED

@@ -1,0 +1,622 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Mixture-of-Experts layer with 4-bit weights whose bits do not depend on the batch, the order of routes or the grid.
+// It reads the weights as vLLM's Marlin path holds them.
+//
+// Order of additions, at every number of tokens: a K-tile is 64 deep, four tensor-core steps of 16. An output has two
+// float32 chains over all of K: steps 4t, 4t + 1 and steps 4t + 2, 4t + 3. Then chain 0 + chain 1, one rounding to the
+// dtype, the column's scale where there is one scale a column, the top-k weight. (The twin: `full_k`, thread sizes
+// (64, 128).) Tiling moves outputs between blocks and warps, never a chain.
+//
+// Weights are the left operand: a lane's 16 bytes of Marlin's layout are its part of four 16 x 16 tiles, which is one
+// step of 64 columns (a unit). Tokens are the right operand, 8 an instruction. A warp has one chain of one unit and
+// kEights * 8 tokens.
+//
+// Layouts, E experts, N columns, K rows: q int32 [E, K/16, 2N], scales 16-bit [E, groups, N], zeros int32
+// [E, groups, N/8], all in Marlin's order; input 16-bit [rows, K]; plan as of moe_align_block_size with blocks of
+// 8 * kEights. W13's output is the activation, [routes, N/2]; W2's is [routes, N]. Rows of routes that the plan does not
+// have are not written.
+//
+// Copies run kStages deep through shared memory, over the borders of tiles, so a block of threads always has the next
+// stages under way; blocks of threads are persistent.
+
+#include "awq_machine.cuh"
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+
+namespace {
+
+constexpr int kUnit = 64;                // columns
+constexpr int kStepBytes = 512;          // of weights: a unit, one step
+constexpr int kScaleBytes = 2 * kUnit;   // of a unit and group
+constexpr int kZeroBytes = kUnit / 2;
+constexpr int kNoRoute = -1;
+
+struct Problem {
+    const unsigned char* input;
+    const unsigned char* q;
+    const unsigned char* scales;
+    const unsigned char* zeros;       // null: uint4b8, the zero point is 8
+    unsigned char* out;
+    const int* sorted_token_ids;
+    const int* expert_ids;
+    const int* num_tokens_post_padded;
+    const float* topk_weights;        // [routes]; W2 only
+    int routes, top_k;                // a route reads row route / top_k of the input
+    int n, k;
+    int groups;                       // 1: one scale a column, applied to the sum
+    int group_shift;                  // log2 of the group size; 31 where there is one group
+};
+
+// What the tile that is worked on belongs to. Written when its copies start, read until it is stored.
+template <int kTokens>
+struct List {
+    int expert;
+    int unused[3];
+    int route[kTokens];
+    int row[kTokens];  // of the input
+    float weight[kTokens];
+};
+
+template <bool kBf16, bool kZeros, bool kSecond, int kEights, int kUnits, int kTiles, int kStages>
+struct Gemm {
+    static constexpr int kTokens = 8 * kEights;
+    static constexpr int kThreads = 64 * kUnits;
+    static constexpr int kPairs = kUnits / 2;
+    static constexpr int kWeightBytes = kUnits * 4 * kTiles * kStepBytes;  // of a stage
+    static constexpr int kRowBytes = 128 * kTiles;
+    static constexpr int kInputBytes = kTokens * kRowBytes;
+    static constexpr int kSegments = 8 * kTiles;  // 16-byte segments of an input row's part in a stage
+    static constexpr int kLists = kStages + 1;    // copies may have entered so many tiles, the one that is stored included
+    static constexpr int kCopies = (kTokens * kSegments + kThreads - 1) / kThreads;
+    static constexpr int kRound = kEights == 1 ? 8 : 16;  // tokens that the end of a tile takes at a time
+    static constexpr int kSumBytes = kUnits * kRound * kUnit * 4;
+    static constexpr int kOutStride = 2 * kUnit * kUnits + 16;
+    // Four bits higher a stored value needs no shift, but offsets of its own, for which many tokens leave no registers.
+    static constexpr bool kTwoPlaces = !kBf16 && kEights <= 2;
+    static_assert(16 * kTiles <= 64, "a stage's scales are copied 16 bytes a thread");
+
+    const Problem& p;
+    const int thread, warp, lane, unit, chain;
+    const int scale_rows;  // groups that a stage can touch
+    const int stage_bytes;
+    const int column_tiles, chunks;
+    int tiles;
+
+    __device__ __forceinline__ explicit Gemm(const Problem& problem)
+        : p(problem),
+          thread(threadIdx.x),
+          warp(threadIdx.x >> 5),
+          lane(threadIdx.x & 31),
+          unit(threadIdx.x >> 6),
+          chain((threadIdx.x >> 5) & 1),
+          scale_rows(max(1, (64 * kTiles) >> p.group_shift)),
+          stage_bytes(kWeightBytes + kInputBytes + scale_rows * kUnits * (kScaleBytes + kZeroBytes)),
+          column_tiles((p.n / kUnit + kUnits - 1) / kUnits),
+          chunks((p.k + 64 * kTiles - 1) / (64 * kTiles)),
+          tiles(0) {}
+
+    __device__ __forceinline__ unsigned char* stage(int slot) const { return shared_memory + slot * stage_bytes; }
+    __device__ __forceinline__ unsigned char* inputs(int slot) const { return stage(slot) + kWeightBytes; }
+    __device__ __forceinline__ unsigned char* scales(int slot) const { return inputs(slot) + kInputBytes; }
+    __device__ __forceinline__ unsigned char* zeros(int slot) const {
+        return scales(slot) + scale_rows * kUnits * kScaleBytes;
+    }
+    __device__ __forceinline__ unsigned char* sums() const { return shared_memory + kStages * stage_bytes; }
+    __device__ __forceinline__ unsigned char* outputs() const { return sums() + kSumBytes; }
+    __device__ __forceinline__ List<kTokens>& list(int turn) const {
+        return reinterpret_cast<List<kTokens>*>(outputs() + kRound * kOutStride)[turn % kLists];
+    }
+
+    // The place among all units of N of a tile's unit: W13 takes as many units of up columns as of gate columns.
+    __device__ __forceinline__ int place(int column_tile, int u) const {
+        if (kSecond) return column_tile * kUnits + u;
+        const int half = u / kPairs;
+        return half * (p.n / (2 * kUnit)) + column_tile * kPairs + (u - half * kPairs);
+    }
+    __device__ __forceinline__ bool exists(int place, int u) const {
+        return kSecond ? place < p.n / kUnit : place < (u / kPairs + 1) * (p.n / (2 * kUnit));
+    }
+
+    // ---- Copies
+
+    struct Fetch {
+        int tile, turn, chunk;
+        u32 weights;  // this lane's first step, in units of 16 bytes
+        u32 scales;   // this thread's part of the first group, likewise
+        u32 zeros;
+        bool has_weights, has_scales, has_zeros;
+        // Of the tile after this one, on their way before they are needed.
+        int next_expert, next_route;
+    };
+
+    __device__ __forceinline__ int route_at(int tile, int token) const {
+        const int block = tile / column_tiles;
+        const int route = p.sorted_token_ids[block * kTokens + token];
+        return route >= 0 && route < p.routes ? route : kNoRoute;
+    }
+
+    // Loads of what `enter` of this tile needs.
+    __device__ __forceinline__ void look_up(Fetch& f, int tile) const {
+        if (tile >= tiles) return;
+        f.next_expert = p.expert_ids[tile / column_tiles];
+        if (thread < kTokens) f.next_route = route_at(tile, thread);
+    }
+
+    // A barrier stands between this and `fetch_inputs`.
+    __device__ __forceinline__ void enter(Fetch& f) const {
+        f.chunk = 0;
+        if (f.tile >= tiles) return;
+        const int expert = f.next_expert, known = max(expert, 0);
+        List<kTokens>& l = list(f.turn);
+        if (thread == 0) l.expert = expert;
+        if (thread < kTokens) {
+            const int route = expert < 0 ? kNoRoute : f.next_route;
+            l.route[thread] = route;
+            l.row[thread] = kSecond || route == kNoRoute ? route : route / p.top_k;
+            if (kSecond && route != kNoRoute) copy4(&l.weight[thread], p.topk_weights + route);
+        }
+        const int column_tile = f.tile % column_tiles;
+        const u32 columns = p.n;
+        {
+            const int at = place(column_tile, unit);
+            f.has_weights = exists(at, unit);
+            f.weights = (static_cast<u32>(known) * (p.k / 16) + 2 * chain) * (columns / 2) + at * (kStepBytes / 16) + lane;
+        }
+        const u32 first = static_cast<u32>(known) * p.groups;
+        {
+            const int u = thread / 8 % kUnits, r = thread / (8 * kUnits), at = place(column_tile, u);
+            f.has_scales = p.groups > 1 && r < scale_rows && exists(at, u);
+            f.scales = (first + r) * (columns / 8) + at * (kUnit / 8) + thread % 8;
+        }
+        if (kZeros) {
+            const int u = thread / 2 % kUnits, r = thread / (2 * kUnits), at = place(column_tile, u);
+            f.has_zeros = r < scale_rows && exists(at, u);
+            f.zeros = (first + r) * (columns / 32) + at * (kUnit / 32) + thread % 2;
+        }
+        look_up(f, f.tile + gridDim.x);
+    }
+
+    // Weights, scales and zero points of the stage.
+    __device__ __forceinline__ void fetch_weights(const Fetch& f, int slot) const {
+        if (f.tile >= tiles) return;
+        const u32 step = 8u * p.n;
+        unsigned char* to = stage(slot) + warp * (2 * kTiles * kStepBytes) + 16 * lane;
+        const unsigned char* from = p.q + (static_cast<size_t>(f.weights) + f.chunk * (2 * kTiles) * p.n) * 16;
+        if (f.has_weights) {
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+                if (kTiles > 1 && (f.chunk * kTiles + t) * 64 >= p.k) break;
+                copy16(to + 2 * t * kStepBytes, from + 4 * t * step);
+                copy16(to + (2 * t + 1) * kStepBytes, from + (4 * t + 1) * step);
+            }
+        }
+        const int group = (f.chunk * 64 * kTiles) >> p.group_shift;
+        if (f.has_scales && group + thread / (8 * kUnits) < p.groups) {
+            copy16(scales(slot) + 16 * thread, p.scales + (static_cast<size_t>(f.scales) + group * (p.n / 8)) * 16);
+        }
+        if (kZeros && f.has_zeros && group + thread / (2 * kUnits) < p.groups) {
+            copy16(zeros(slot) + 16 * thread, p.zeros + (static_cast<size_t>(f.zeros) + group * (p.n / 32)) * 16);
+        }
+    }
+
+    // The input rows of the stage. A row's segments are exchanged by the row's number, so that eight rows at one place
+    // lie in eight different banks.
+    __device__ __forceinline__ void fetch_inputs(const Fetch& f, int slot) const {
+        if (f.tile >= tiles) return;
+        const int* rows = list(f.turn).row;
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+            const int at = thread + i * kThreads, token = at / kSegments, segment = at % kSegments;
+            if (kTokens * kSegments < kThreads && token >= kTokens) break;
+            const int row = rows[token];
+            if (row == kNoRoute || f.chunk * kRowBytes + 16 * segment >= 2 * p.k) continue;
+            const size_t from = static_cast<size_t>(row) * (2 * p.k) + f.chunk * kRowBytes + 16 * segment;
+            copy16(inputs(slot) + token * kRowBytes + 16 * (segment ^ (token & 7)), p.input + from);
+        }
+    }
+
+    __device__ __forceinline__ void advance(Fetch& f) const {
+        if (f.tile >= tiles) return;
+        if (++f.chunk == chunks) {
+            f.tile += gridDim.x;
+            ++f.turn;
+            enter(f);
+        }
+    }
+
+    // ---- Products
+
+    // Scales and zero points of a group as pairs: of column `lane / 4` (+ 8) of each of a unit's four tiles.
+    struct Terms {
+        u32 scale[4][2];
+        u32 low[4][2];   // minus (offset + zero point), for values in bits 0 to 3
+        u32 high[4][2];  // kTwoPlaces: for values in bits 4 to 7
+    };
+
+    __device__ __forceinline__ void read_terms(Terms& terms, int slot, int row) const {
+        const int at = row * kUnits + unit;
+        if (p.groups > 1) {
+            const int4 s = *reinterpret_cast<const int4*>(scales(slot) + at * kScaleBytes + 16 * (lane / 4));
+            const u32 words[4] = {static_cast<u32>(s.x), static_cast<u32>(s.y), static_cast<u32>(s.z),
+                                  static_cast<u32>(s.w)};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                terms.scale[i][0] = low_twice(words[i]);
+                terms.scale[i][1] = high_twice(words[i]);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) terms.scale[i][0] = terms.scale[i][1] = kBf16 ? 0x3F803F80u : 0x3C003C00u;
+        }
+        const u32 word = kZeros ? *reinterpret_cast<const u32*>(zeros(slot) + at * kZeroBytes + 4 * (lane / 4)) : 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const u32 both = kZeros ? (word >> (4 * i)) & 0x000F000Fu : 0x00080008u;
+            const u32 zero[2] = {kZeros ? low_twice(both) : both, kZeros ? high_twice(both) : both};
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                terms.low[i][h] = zero[h] | (kBf16 ? 0xC300C300u : 0xE400E400u);
+                terms.high[i][h] = kTwoPlaces ? (zero[h] << 4) | 0xD400D400u : terms.low[i][h];
+            }
+        }
+    }
+
+    // The left operand of tile i from a lane's word. A stored value in a float's low mantissa bits is 1024 + q (float16)
+    // or 128 + q (bfloat16); four bits higher 64 + q (float16 alone has room there). Taking the offset and the zero point
+    // away is exact; the product with the scale rounds once.
+    __device__ __forceinline__ static void expand(u32 (&a)[4], u32 word, const Terms& terms, int i) {
+        constexpr u32 kLow = 0x000F000Fu, kHigh = 0x00F000F0u;
+        u32 x[4];
+        if (!kTwoPlaces) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) x[j] = masked_or(word >> (4 * j), kLow, kBf16 ? 0x43004300u : 0x64006400u);
+        } else {
+            x[0] = masked_or(word, kLow, 0x64006400u);
+            x[1] = masked_or(word, kHigh, 0x54005400u);
+            word >>= 8;
+            x[2] = masked_or(word, kLow, 0x64006400u);
+            x[3] = masked_or(word, kHigh, 0x54005400u);
+        }
+        a[0] = multiply_pair<kBf16>(add_pair<kBf16>(x[0], terms.low[i][0]), terms.scale[i][0]);
+        a[2] = multiply_pair<kBf16>(add_pair<kBf16>(x[1], terms.high[i][0]), terms.scale[i][0]);
+        a[1] = multiply_pair<kBf16>(add_pair<kBf16>(x[2], terms.low[i][1]), terms.scale[i][1]);
+        a[3] = multiply_pair<kBf16>(add_pair<kBf16>(x[3], terms.high[i][1]), terms.scale[i][1]);
+    }
+
+    // One stage: this warp's two steps of each of its K-tiles.
+    __device__ __forceinline__ void multiply_stage(float (&acc)[4][kEights][4], int slot, int chunk, int used) const {
+        const unsigned char* weights = stage(slot) + warp * (2 * kTiles * kStepBytes) + 16 * lane;
+        const unsigned char* rows = inputs(slot);
+        const int first_group = (chunk * 64 * kTiles) >> p.group_shift;
+        Terms terms;
+        int have = -1;
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+            const int k = (chunk * kTiles + t) * 64 + 32 * chain;
+            if (kTiles > 1 && k >= p.k) break;
+            const int row = (k >> p.group_shift) - first_group;
+            if (row != have) read_terms(terms, slot, row);
+            have = row;
+            int4 words[2];
+            words[0] = *reinterpret_cast<const int4*>(weights + 2 * t * kStepBytes);
+            words[1] = *reinterpret_cast<const int4*>(weights + (2 * t + 1) * kStepBytes);
+            constexpr int kLoads = kEights == 1 ? 1 : kEights / 2;
+            u32 b[kLoads][4];
+            if (kEights == 1) {
+                load_matrices(b[0], rows + (lane & 7) * kRowBytes + 16 * ((8 * t + 4 * chain + (lane >> 3)) ^ (lane & 7)));
+            }
+#pragma unroll
+            for (int s = 0; s < 2; ++s) {
+                if (kEights > 1) {
+                    const int token = (lane & 7) + 8 * (lane >> 4), segment = 8 * t + 4 * chain + 2 * s + ((lane >> 3) & 1);
+#pragma unroll
+                    for (int j = 0; j < kLoads; ++j) {
+                        if (2 * j >= used) break;
+                        load_matrices(b[j], rows + (16 * j + token) * kRowBytes + 16 * (segment ^ (lane & 7)));
+                    }
+                }
+                const u32 word[4] = {static_cast<u32>(words[s].x), static_cast<u32>(words[s].y),
+                                     static_cast<u32>(words[s].z), static_cast<u32>(words[s].w)};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    u32 a[4];
+                    expand(a, word[i], terms, i);
+                    if (kEights == 1) {
+                        multiply<kBf16>(acc[i][0], a, b[0][2 * s], b[0][2 * s + 1]);
+                    } else {
+#pragma unroll
+                        for (int j = 0; j < kEights; ++j) {
+                            if (j < used) multiply<kBf16>(acc[i][j], a, b[j / 2][2 * (j % 2)], b[j / 2][2 * (j % 2) + 1]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    // ---- The end of a tile
+
+    // The scale of a column where there is one scale a column. Its order is another: of 32 columns, position
+    // 8 i + 2 j + d has column 2 i + 8 j + d.
+    __device__ __forceinline__ u32 column_scale(int expert, int place, int column) const {
+        const int c = column % 32, at = column - c + 8 * (c % 8 / 2) + 2 * (c / 8) + c % 2;
+        const size_t first = static_cast<size_t>(expert) * p.n + place * kUnit;
+        return reinterpret_cast<const u16*>(p.scales)[first + at];
+    }
+
+    __device__ __forceinline__ static u32 silu(u32 gate) {
+        const float x = widen_16<kBf16>(gate);
+        return round_to_16<kBf16>(__fdiv_rn(x, __fadd_rn(1.0f, exponential(-x))));
+    }
+
+    // Both chains' sums are added, rounded, scaled, and stored: W13's as the activation.
+    __device__ __forceinline__ void finish(float (&acc)[4][kEights][4], int tile, const List<kTokens>& l, int used) const {
+        constexpr int kHalf = kRound / 8;  // token tiles in a round: a warp of each chain finishes one
+        const int column_tile = tile % column_tiles;
+        const int own_place = place(column_tile, unit);
+        float4* mine = reinterpret_cast<float4*>(sums() + unit * (kRound * kUnit * 4)) + lane;
+        u32 column_scales[4][2];
+        if (p.groups == 1 && l.expert >= 0 && exists(own_place, unit)) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    column_scales[i][h] = column_scale(l.expert, own_place, 16 * i + 8 * h + lane / 4) * 0x10001u;
+                }
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kEights; j += kHalf) {
+            if (j >= used) break;
+            // The other chain's warp finishes what this one puts here.
+            if (kHalf == 2 || chain == 1) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float give[4];
+#pragma unroll
+                    for (int r = 0; r < 4; ++r) give[r] = kHalf == 1 || chain == 1 ? acc[i][j][r] : acc[i][j + kHalf - 1][r];
+                    mine[(kHalf == 1 ? i : 4 * chain + i) * 32] = float4{give[0], give[1], give[2], give[3]};
+                }
+            }
+            __syncthreads();
+            if (kHalf == 2 || chain == 0) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float4 other = mine[(kHalf == 1 ? i : 4 * (1 - chain) + i) * 32];
+                    float own[4];
+#pragma unroll
+                    for (int r = 0; r < 4; ++r) own[r] = kHalf == 1 || chain == 0 ? acc[i][j][r] : acc[i][j + kHalf - 1][r];
+                    // Addition of two numbers has no order: the bits are those of chain 0 + chain 1.
+                    const float total[4] = {__fadd_rn(own[0], other.x), __fadd_rn(own[1], other.y),
+                                            __fadd_rn(own[2], other.z), __fadd_rn(own[3], other.w)};
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        u32 pair = round_to_16<kBf16>(total[2 * h]) | round_to_16<kBf16>(total[2 * h + 1]) << 16;
+                        if (p.groups == 1) pair = multiply_pair<kBf16>(pair, column_scales[i][h]);
+                        const int token = (kHalf == 2 ? 8 * chain : 0) + 2 * (lane % 4);
+                        u16* to = reinterpret_cast<u16*>(outputs() + token * kOutStride) + unit * kUnit + 16 * i + 8 * h + lane / 4;
+                        to[0] = static_cast<u16>(pair);
+                        to[kOutStride / 2] = static_cast<u16>(pair >> 16);
+                    }
+                }
+            }
+            __syncthreads();
+            store(8 * j, column_tile, l);
+        }
+    }
+
+    // 16 bytes a thread from the gathered outputs to global memory.
+    __device__ __forceinline__ void store(int first, int column_tile, const List<kTokens>& l) const {
+        constexpr int kWidth = (kSecond ? kUnits : kPairs) * 8;  // 16-byte segments of an output row
+#pragma unroll
+        for (int at = 0; at < kRound * kWidth; at += kThreads) {
+            const int index = at + thread, token = index / kWidth, segment = index % kWidth;
+            if (kRound * kWidth < kThreads && index >= kRound * kWidth) break;
+            const int route = l.route[first + token];
+            const int u = segment / 8, unit_place = place(column_tile, u);
+            if (route == kNoRoute || !exists(unit_place, u)) continue;
+            const unsigned char* from = outputs() + token * kOutStride + 16 * segment;
+            const int4 own = *reinterpret_cast<const int4*>(from);
+            u32 words[4] = {static_cast<u32>(own.x), static_cast<u32>(own.y), static_cast<u32>(own.z),
+                            static_cast<u32>(own.w)};
+            if (kSecond) {
+                const u32 weight = round_to_16<kBf16>(l.weight[first + token]) * 0x10001u;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) words[i] = multiply_pair<kBf16>(words[i], weight);
+            } else {
+                const int4 other = *reinterpret_cast<const int4*>(from + kPairs * 2 * kUnit);
+                const u32 up[4] = {static_cast<u32>(other.x), static_cast<u32>(other.y), static_cast<u32>(other.z),
+                                   static_cast<u32>(other.w)};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const u32 gate = silu(words[i] & 0xFFFFu) | silu(words[i] >> 16) << 16;
+                    words[i] = multiply_pair<kBf16>(gate, up[i]);
+                }
+            }
+            const size_t width = static_cast<size_t>(kSecond ? p.n : p.n / 2);
+            *reinterpret_cast<int4*>(p.out + (route * width + unit_place * kUnit + 8 * (segment % 8)) * 2) =
+                make_int4(static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]),
+                          static_cast<int>(words[3]));
+        }
+    }
+
+    // ---- A block of threads' life
+
+    __device__ __forceinline__ void run() {
+        if (!kSecond) {
+            // The plan comes from the kernel before. W2 starts while W13 runs, when the plan is long there.
+            wait_for_predecessor();
+            let_successor_start();
+        }
+        tiles = *p.num_tokens_post_padded / kTokens * column_tiles;
+        Fetch f;
+        f.tile = blockIdx.x;
+        f.turn = 0;
+        look_up(f, f.tile);
+        enter(f);
+        __syncthreads();
+        if (kSecond) {
+            Fetch ahead = f;
+#pragma unroll 1
+            for (int s = 0; s < kStages - 1; ++s) {
+                fetch_weights(ahead, s);
+                advance(ahead);
+            }
+            wait_for_predecessor();
+            let_successor_start();
+        }
+#pragma unroll 1
+        for (int s = 0; s < kStages - 1; ++s) {
+            if (!kSecond) fetch_weights(f, s);
+            fetch_inputs(f, s);
+            close_group();
+            advance(f);
+            __syncthreads();
+        }
+        int slot = 0, next = kStages - 1, turn = 0;
+#pragma unroll 1
+        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, ++turn) {
+            float acc[4][kEights][4] = {};
+            int used = 0;
+#pragma unroll 1
+            for (int chunk = 0; chunk < chunks; ++chunk) {
+                wait_groups<kStages - 2>();
+                __syncthreads();
+                fetch_weights(f, next);
+                fetch_inputs(f, next);
+                close_group();
+                advance(f);
+                if (chunk == 0) {
+                    const int* route = list(turn).route;
+#pragma unroll
+                    for (int j = 0; j < kEights; ++j) used += route[8 * j] != kNoRoute;  // padding stands at the end
+                }
+                multiply_stage(acc, slot, chunk, used);
+                slot = slot + 1 == kStages ? 0 : slot + 1;
+                next = next + 1 == kStages ? 0 : next + 1;
+            }
+            finish(acc, tile, list(turn), used);
+        }
+        wait_groups<0>();
+    }
+};
+
+// The sum over a token's routes as torch.sum has it: four float32 accumulators, route i to accumulator i mod 4, then
+// ((a0 + a1) + a2) + a3, one rounding. A route without an expert here counts as zero. Eight columns a thread.
+template <bool kBf16, typename Id>
+__device__ __forceinline__ void sum_routes(const unsigned char* rows, unsigned char* out, const Id* ids,
+                                           const int* expert_map, int experts, int tokens, int top_k, int n) {
+    wait_for_predecessor();
+    const int width = n / 8;
+    const long long index = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (index >= static_cast<long long>(tokens) * width) return;
+    const int token = static_cast<int>(index / width), segment = static_cast<int>(index % width);
+    float acc[4][8] = {};
+    for (int first = 0; first < top_k; first += 4) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (first + i >= top_k) break;
+            const size_t route = static_cast<size_t>(token) * top_k + first + i;
+            if (ids) {
+                const Id id = ids[route];
+                if (id < 0 || id >= static_cast<Id>(experts) || (expert_map && expert_map[id] < 0)) continue;
+            }
+            const int4 v = *reinterpret_cast<const int4*>(rows + (route * n + 8 * segment) * 2);
+            const u32 words[4] = {static_cast<u32>(v.x), static_cast<u32>(v.y), static_cast<u32>(v.z),
+                                  static_cast<u32>(v.w)};
+#pragma unroll
+            for (int c = 0; c < 8; ++c) {
+                acc[i][c] = __fadd_rn(acc[i][c], widen_16<kBf16>((words[c / 2] >> (16 * (c % 2))) & 0xFFFFu));
+            }
+        }
+    }
+    u32 words[4] = {};
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+        const float total = __fadd_rn(__fadd_rn(__fadd_rn(acc[0][c], acc[1][c]), acc[2][c]), acc[3][c]);
+        words[c / 2] |= round_to_16<kBf16>(total) << (16 * (c % 2));
+    }
+    *reinterpret_cast<int4*>(out + (static_cast<size_t>(token) * n + 8 * segment) * 2) =
+        make_int4(static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]),
+                  static_cast<int>(words[3]));
+}
+
+}  // namespace
+
+#define AWQ_GEMM(NAME, BF16, ZEROS, SECOND, TOKENS, UNITS, TILES, STAGES, RESIDENT)                                    \
+    extern "C" __global__ void __launch_bounds__(64 * UNITS, RESIDENT) NAME##_##TOKENS##x##UNITS(                      \
+        const unsigned char* input, const unsigned char* q, const unsigned char* scales, const unsigned char* zeros,   \
+        unsigned char* out, const int* sorted_token_ids, const int* expert_ids, const int* num_tokens_post_padded,     \
+        const float* topk_weights, int routes, int top_k, int n, int k, int groups, int group_shift) {                 \
+        const Problem p{input, q, scales, zeros, out, sorted_token_ids, expert_ids, num_tokens_post_padded,            \
+                        topk_weights, routes, top_k, n, k, groups, group_shift};                                       \
+        Gemm<BF16, ZEROS, SECOND, TOKENS / 8, UNITS, TILES, STAGES>(p).run();                                          \
+    }
+#define AWQ_TYPES(...)                             \
+    AWQ_GEMM(w13_f16_u4, false, true, false, __VA_ARGS__)   \
+    AWQ_GEMM(w13_f16_u4b8, false, false, false, __VA_ARGS__) \
+    AWQ_GEMM(w13_bf16_u4, true, true, false, __VA_ARGS__)   \
+    AWQ_GEMM(w13_bf16_u4b8, true, false, false, __VA_ARGS__) \
+    AWQ_GEMM(w2_f16_u4, false, true, true, __VA_ARGS__)     \
+    AWQ_GEMM(w2_f16_u4b8, false, false, true, __VA_ARGS__)  \
+    AWQ_GEMM(w2_bf16_u4, true, true, true, __VA_ARGS__)     \
+    AWQ_GEMM(w2_bf16_u4b8, true, false, true, __VA_ARGS__)
+
+// Tokens, units, K-tiles of a stage, stages, blocks of threads that one multiprocessor shall hold: as in awq_moe_plan.py.
+#ifndef AWQ_FORMS
+#define AWQ_FORMS(FORM)   \
+    FORM(8, 2, 2, 8, 2)   \
+    FORM(8, 4, 2, 5, 2)   \
+    FORM(16, 4, 2, 3, 2)  \
+    FORM(32, 4, 2, 3, 2)  \
+    FORM(64, 2, 2, 3, 2)  \
+    FORM(64, 4, 2, 4, 1)
+#endif
+AWQ_FORMS(AWQ_TYPES)
+
+#define AWQ_SUM(NAME, BF16, ID)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(256)                                                                  \
+        NAME(const unsigned char* rows, unsigned char* out, const ID* ids, const int* expert_map, int experts,         \
+             int tokens, int top_k, int n) {                                                                           \
+        sum_routes<BF16, ID>(rows, out, ids, expert_map, experts, tokens, top_k, n);                                   \
+    }
+AWQ_SUM(sum_f16_i32, false, int)
+AWQ_SUM(sum_bf16_i32, true, int)
+AWQ_SUM(sum_f16_i64, false, long long)
+AWQ_SUM(sum_bf16_i64, true, long long)
+
+// Reads the bytes of the listed experts, each block of threads a stretch of each: what memory can give at most.
+// Parts: bytes of an expert in each of three arrays, multiples of 16.
+extern "C" __global__ void __launch_bounds__(512)
+    read_experts(const unsigned char* q, const unsigned char* scales, const unsigned char* zeros, const int* list,
+                 int count, int q_bytes, int scale_bytes, int zero_bytes, int* unlikely) {
+    const int total = q_bytes + scale_bytes + zero_bytes;
+    const long long segments = static_cast<long long>(count) * (total / 16);
+    const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+    int all = 0;
+    long long at = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const auto read = [&](long long i) {
+        const int which = static_cast<int>(i / (total / 16));
+        int byte = static_cast<int>(i % (total / 16)) * 16;
+        const size_t expert = static_cast<size_t>(list[which]);
+        if (byte < q_bytes) return *reinterpret_cast<const int4*>(q + expert * q_bytes + byte);
+        byte -= q_bytes;
+        if (byte < scale_bytes) return *reinterpret_cast<const int4*>(scales + expert * scale_bytes + byte);
+        return *reinterpret_cast<const int4*>(zeros + expert * zero_bytes + byte - scale_bytes);
+    };
+    for (; at + 7 * step < segments; at += 8 * step) {
+        int4 v[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = read(at + i * step);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) all += v[i].x ^ v[i].y ^ v[i].z ^ v[i].w;
+    }
+    for (; at < segments; at += step) all += read(at).x;
+    if (all == 0x12345678) *unlikely = all;  // else nothing would be read
+}
+
+extern "C" __global__ void nothing(int) {
+    let_successor_start();
+    wait_for_predecessor();
+}
