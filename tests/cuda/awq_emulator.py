@@ -35,10 +35,7 @@ class _Arguments(ctypes.Structure):
                 *("num_tokens_post_padded", "topk_weights", "ids", "expert_map"),
             )
         ),
-        *(
-            (name, ctypes.c_int)
-            for name in ("routes", "top_k", "n", "k", "groups", "group_shift", "experts", "tokens")
-        ),
+        *((name, ctypes.c_int) for name in ("routes", "top_k", "n", "k", "groups", "group_shift", "experts", "tokens")),
     ]
 
 
@@ -136,7 +133,9 @@ class Machine:
             ids.ctypes.data, experts.ctypes.data, total.ctypes.data, used.ctypes.data, None, None,
             sizes.routes, sizes.top_k, n, k, sizes.groups(gemm), sizes.group_shift(gemm), sizes.experts, sizes.tokens,
         )  # fmt: skip
-        self._run(f"{gemm}_{sizes.kind}_{launch.form.name}", launch.grid, launch.threads, launch.shared_bytes, arguments)
+        self._run(
+            f"{gemm}_{sizes.kind}_{launch.form.name}", launch.grid, launch.threads, launch.shared_bytes, arguments
+        )
         assert untouched(out)
         return out.view(x.dtype).reshape(sizes.routes, width)
 

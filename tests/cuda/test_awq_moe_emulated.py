@@ -125,9 +125,7 @@ def test_a_token_alone_has_the_bits_that_it_has_in_the_batch(library: ctypes.CDL
 
     def run(c: Call, block: int) -> dict[str, Any]:
         plan = align(c.topk_ids, c.sizes.experts, block)
-        return machine.layer(
-            c.sizes, launches(c.sizes, block), c.hidden, c.topk_ids, c.topk_weights, w13, w2, plan
-        )
+        return machine.layer(c.sizes, launches(c.sizes, block), c.hidden, c.topk_ids, c.topk_weights, w13, w2, plan)
 
     batch = run(call, 64)
     for token in (0, 17, 39):

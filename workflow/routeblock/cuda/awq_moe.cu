@@ -48,6 +48,18 @@ struct Problem {
     int group_shift;                  // log2 of the group size; 31 where there is one group
 };
 
+template <bool kBf16>
+__device__ __forceinline__ u32 silu(u32 gate) {
+    const float x = widen_16<kBf16>(gate);
+    return round_to_16<kBf16>(__fdiv_rn(x, __fadd_rn(1.0f, exponential(-x))));
+}
+
+// silu(gate) rounded, then times `up`, rounded again; two columns.
+template <bool kBf16>
+__device__ __forceinline__ u32 activate(u32 gate, u32 up) {
+    return multiply_pair<kBf16>(silu<kBf16>(gate & 0xFFFFu) | silu<kBf16>(gate >> 16) << 16, up);
+}
+
 // What the tile that is worked on belongs to. Written when its copies start, read until it is stored.
 template <int kTokens>
 struct List {
@@ -345,11 +357,6 @@ struct Gemm {
         return reinterpret_cast<const u16*>(p.scales)[first + at];
     }
 
-    __device__ __forceinline__ static u32 silu(u32 gate) {
-        const float x = widen_16<kBf16>(gate);
-        return round_to_16<kBf16>(__fdiv_rn(x, __fadd_rn(1.0f, exponential(-x))));
-    }
-
     // Both chains' sums are added, rounded, scaled, and stored: W13's as the activation.
     __device__ __forceinline__ void finish(float (&acc)[4][kEights][4], int tile, const List<kTokens>& l, int used) const {
         constexpr int kHalf = kRound / 8;  // token tiles in a round: a warp of each chain finishes one
@@ -429,10 +436,7 @@ struct Gemm {
                 const u32 up[4] = {static_cast<u32>(other.x), static_cast<u32>(other.y), static_cast<u32>(other.z),
                                    static_cast<u32>(other.w)};
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const u32 gate = silu(words[i] & 0xFFFFu) | silu(words[i] >> 16) << 16;
-                    words[i] = multiply_pair<kBf16>(gate, up[i]);
-                }
+                for (int i = 0; i < 4; ++i) words[i] = activate<kBf16>(words[i], up[i]);
             }
             const size_t width = static_cast<size_t>(kSecond ? p.n : p.n / 2);
             *reinterpret_cast<int4*>(p.out + (route * width + unit_place * kUnit + 8 * (segment % 8)) * 2) =
@@ -553,14 +557,17 @@ __device__ __forceinline__ void sum_routes(const unsigned char* rows, unsigned c
                         topk_weights, routes, top_k, n, k, groups, group_shift};                                       \
         Gemm<BF16, ZEROS, SECOND, TOKENS / 8, UNITS, TILES, STAGES>(p).run();                                          \
     }
-#define AWQ_TYPES(...)                             \
-    AWQ_GEMM(w13_f16_u4, false, true, false, __VA_ARGS__)   \
+#define AWQ_F16_U4(...)                                   \
+    AWQ_GEMM(w13_f16_u4, false, true, false, __VA_ARGS__) \
+    AWQ_GEMM(w2_f16_u4, false, true, true, __VA_ARGS__)
+#define AWQ_F16_U4B8(...)                                    \
     AWQ_GEMM(w13_f16_u4b8, false, false, false, __VA_ARGS__) \
-    AWQ_GEMM(w13_bf16_u4, true, true, false, __VA_ARGS__)   \
+    AWQ_GEMM(w2_f16_u4b8, false, false, true, __VA_ARGS__)
+#define AWQ_BF16_U4(...)                                  \
+    AWQ_GEMM(w13_bf16_u4, true, true, false, __VA_ARGS__) \
+    AWQ_GEMM(w2_bf16_u4, true, true, true, __VA_ARGS__)
+#define AWQ_BF16_U4B8(...)                                  \
     AWQ_GEMM(w13_bf16_u4b8, true, false, false, __VA_ARGS__) \
-    AWQ_GEMM(w2_f16_u4, false, true, true, __VA_ARGS__)     \
-    AWQ_GEMM(w2_f16_u4b8, false, false, true, __VA_ARGS__)  \
-    AWQ_GEMM(w2_bf16_u4, true, true, true, __VA_ARGS__)     \
     AWQ_GEMM(w2_bf16_u4b8, true, false, true, __VA_ARGS__)
 
 // Tokens, units, K-tiles of a stage, stages, blocks of threads that one multiprocessor shall hold: as in awq_moe_plan.py.
@@ -573,7 +580,15 @@ __device__ __forceinline__ void sum_routes(const unsigned char* rows, unsigned c
     FORM(64, 2, 2, 3, 2)  \
     FORM(64, 4, 2, 4, 1)
 #endif
-AWQ_FORMS(AWQ_TYPES)
+// A source of one kind names it (awq_moe_f16_u4.cu): compiling all takes four times as long.
+#ifdef AWQ_KIND
+AWQ_FORMS(AWQ_KIND)
+#else
+AWQ_FORMS(AWQ_F16_U4)
+AWQ_FORMS(AWQ_F16_U4B8)
+AWQ_FORMS(AWQ_BF16_U4)
+AWQ_FORMS(AWQ_BF16_U4B8)
+#endif
 
 #define AWQ_SUM(NAME, BF16, ID)                                                                                        \
     extern "C" __global__ void __launch_bounds__(256)                                                                  \
@@ -585,6 +600,23 @@ AWQ_SUM(sum_f16_i32, false, int)
 AWQ_SUM(sum_bf16_i32, true, int)
 AWQ_SUM(sum_f16_i64, false, long long)
 AWQ_SUM(sum_bf16_i64, true, long long)
+
+// The activation by itself, of rows [2 * half] of gate and up columns, two columns a thread: for tests of every value,
+// and for layers that are put together from other GEMMs.
+template <bool kBf16>
+__device__ __forceinline__ void activate_rows(const u32* gate_up, u32* out, int rows, int half) {
+    const int pairs = half / 2;
+    const long long index = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (index >= static_cast<long long>(rows) * pairs) return;
+    const long long at = index / pairs * 2 * pairs + index % pairs;
+    out[index] = activate<kBf16>(gate_up[at], gate_up[at + pairs]);
+}
+extern "C" __global__ void __launch_bounds__(256) activate_f16(const u32* gate_up, u32* out, int rows, int half) {
+    activate_rows<false>(gate_up, out, rows, half);
+}
+extern "C" __global__ void __launch_bounds__(256) activate_bf16(const u32* gate_up, u32* out, int rows, int half) {
+    activate_rows<true>(gate_up, out, rows, half);
+}
 
 // Reads the bytes of the listed experts, each block of threads a stretch of each: what memory can give at most.
 // Parts: bytes of an expert in each of three arrays, multiples of 16.

@@ -49,7 +49,10 @@ class Sizes:
             (self.dtype not in ("float16", "bfloat16"), f"dtype {self.dtype}", "float16 or bfloat16"),
             (
                 self.group_size != -1
-                and any(k % self.group_size or (self.group_size != k and self.group_size not in GROUP_SIZES) for k in self._depths),
+                and any(
+                    k % self.group_size or (self.group_size != k and self.group_size not in GROUP_SIZES)
+                    for k in self._depths
+                ),
                 f"group size {self.group_size} with K = {self.hidden} and {self.intermediate}",
                 f"-1, K itself, or one of {GROUP_SIZES} that divides both",
             ),
@@ -182,10 +185,8 @@ def launch(sizes: Sizes, gemm: Gemm, form: Form, architecture: str, multiprocess
         )
     resident = max(1, min(form.resident, SHARED_BYTES_SM[architecture] * 1024 // (shared + 1024)))
     columns = sizes.shape(gemm)[0] // UNIT
-    if gemm == "w13":  # tiles hold as many up units as gate units
-        tiles = -(-columns // 2 // (form.units // 2))
-    else:
-        tiles = -(-columns // form.units)
+    # Tiles of W13 hold as many up units as gate units.
+    tiles = -(-columns // 2 // (form.units // 2)) if gemm == "w13" else -(-columns // form.units)
     return Launch(form, min(resident * multiprocessors, blocks_bound(sizes, form.tokens) * tiles), shared)
 
 
@@ -216,7 +217,9 @@ def plan(
             )
         limit = SHARED_BYTES.get(architecture, 0) * 1024
         fits = [f for f in fitting if f.shared_bytes(sizes, gemm) <= limit] or fitting
-        chosen.append(launch(sizes, gemm, tuned_form(sizes, gemm, fits, multiprocessors), architecture, multiprocessors))
+        chosen.append(
+            launch(sizes, gemm, tuned_form(sizes, gemm, fits, multiprocessors), architecture, multiprocessors)
+        )
     return Plan(*chosen)
 
 
