@@ -245,16 +245,13 @@ def main() -> int:
     torch.zeros(1, device=DEVICE)
     properties = torch.cuda.get_device_properties(0)
     processors = properties.multi_processor_count
-    code = (
-        options.cubin.read_bytes()
-        if options.cubin
-        else awq_moe.compile_for(f"sm_{properties.major}{properties.minor}").code
-    )
-    kernels = awq_moe.Kernels(code)
     extension = os.environ.get("ROUTEBLOCK_EXTENSION")
     operators = VllmOperators(Path(extension)) if extension and not options.sweep else None
     experts, top_k, hidden, inter = map(int, options.shape.split(","))
     base = Sizes(1, top_k, experts, hidden, inter, options.group, options.dtype, options.type == "u4")
+    architecture = f"sm_{properties.major}{properties.minor}"
+    code = options.cubin.read_bytes() if options.cubin else awq_moe.compile_for(architecture, base.kind).code
+    kernels = awq_moe.Kernels(code)
     layers = [awq_moe.Layer(kernels, weights_of(base, "w13"), weights_of(base, "w2")) for _ in range(COPIES)]
     sink = torch.zeros((4,), dtype=torch.int32, device=DEVICE)
     results = []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bits of awq_moe.cu on this machine's GPU. One command:
 
-    python tests/gpu/awq_moe_bits.py [--calls N] [--twin N] [--seed S] [--golden FOLDER] [--cubin FILE] [--out FILE]
+    python tests/gpu/awq_moe_bits.py [--calls N] [--twin N] [--seed S] [--golden FOLDER] [--cubins FOLDER] [--out FILE]
 
 Random calls over shapes, dtypes, weight types, groups, orders of routes and grids: every form of a launch must give the
 bytes of the one that serves the size, and at least eight tokens of each call, alone, the bytes that they have in the
@@ -104,7 +104,7 @@ def plans_of(sizes: Sizes, processors: int) -> list[Plan]:
 class Runner:
     """Calls of one process, every buffer filled with a pattern before."""
 
-    def __init__(self, kernels: awq_moe.Kernels, processors: int) -> None:
+    def __init__(self, kernels: dict[str, awq_moe.Kernels], processors: int) -> None:
         self.kernels, self.processors = kernels, processors
 
     def run(
@@ -126,7 +126,7 @@ class Runner:
         buffers.num_tokens_post_padded[:1] = aligned.num_tokens_post_padded
         layer.gemms(sizes, plan, buffers, x, weights)
         stream = torch.cuda.current_stream().cuda_stream
-        self.kernels.sum_routes(sizes, stream, buffers.rows.data_ptr(), buffers.final.data_ptr())
+        self.kernels[sizes.kind].sum_routes(sizes, stream, buffers.rows.data_ptr(), buffers.final.data_ptr())
         return buffers.activation, buffers.rows, buffers.final
 
 
@@ -180,7 +180,7 @@ def random_calls(runner: Runner, calls: int, twins: int, seed: int, limit_s: flo
         if time.perf_counter() - start > limit_s:
             break
         drawn = draw_layer(rng, generator, twin=number % 2 == 0)
-        layer = awq_moe.Layer(runner.kernels, drawn.w13, drawn.w2)
+        layer = awq_moe.Layer(runner.kernels[drawn.sizes.kind], drawn.w13, drawn.w2)
         base = drawn.sizes
         counts[f"{base.kind}, group {base.group_size}"] += CALLS_A_LAYER
         unpacked = None
@@ -272,19 +272,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=400, help="seconds for the random calls")
     parser.add_argument("--golden", type=Path, default=Path(__file__).resolve().parents[2] / "fixtures" / "golden")
-    parser.add_argument("--cubin", type=Path)
+    parser.add_argument("--cubins", type=Path, help="a folder of KIND.cubin; else they are compiled here")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.cuda.init()
     properties = torch.cuda.get_device_properties(0)
     torch.zeros(1, device=DEVICE)
-    code = options.cubin.read_bytes() if options.cubin else None
-    if code is None:
-        code = awq_moe.compile_for(f"sm_{properties.major}{properties.minor}").code
-    runner = Runner(awq_moe.Kernels(code), properties.multi_processor_count)
+    kernels = {}
+    for kind in awq_moe.KINDS:
+        architecture = f"sm_{properties.major}{properties.minor}"
+        given = options.cubins and options.cubins / f"{kind}.cubin"
+        kernels[kind] = awq_moe.Kernels(given.read_bytes() if given else awq_moe.compile_for(architecture, kind).code)
+    runner = Runner(kernels, properties.multi_processor_count)
     result: dict[str, Any] = {"device": properties.name}
     if options.golden.is_dir():
-        result["activation, values that differ"] = activation_table(runner.kernels, options.golden)
+        result["activation, values that differ"] = activation_table(runner.kernels["f16_u4"], options.golden)
         print(result["activation, values that differ"], flush=True)
     result["torch.sum"] = torch_sums()
     print(f"torch.sum: {result['torch.sum']}", flush=True)
