@@ -203,24 +203,25 @@ def plan(
 
     Raises InputError if no such form exists or none fits the GPU.
     """
-    block = block_size or tuned_block(sizes)
-    chosen = []
+    limit = 1024 * SHARED_BYTES.get(architecture, 0)
+    blocks = [block_size] if block_size else [b for b in reversed(BLOCK_SIZES) if b <= tuned_block(sizes)]
     wanted: tuple[tuple[Gemm, int | None], ...] = (("w13", w13_units), ("w2", w2_units))
-    for gemm, units in wanted:
-        fitting = [f for f in FORMS.values() if f.tokens == block and units in (None, f.units)]
-        if not fitting:
-            raise InputError(
-                f"blocks of {block} routes, {units} units",
-                where="awq_moe",
-                limit=f"forms are {', '.join(FORMS)}",
-                way_out="choose one of them",
-            )
-        limit = SHARED_BYTES.get(architecture, 0) * 1024
-        fits = [f for f in fitting if f.shared_bytes(sizes, gemm) <= limit] or fitting
-        chosen.append(
-            launch(sizes, gemm, tuned_form(sizes, gemm, fits, multiprocessors), architecture, multiprocessors)
-        )
-    return Plan(*chosen)
+    for block in blocks:
+        chosen = []
+        for gemm, units in wanted:
+            forms = [f for f in FORMS.values() if f.tokens == block and units in (None, f.units)]
+            fitting = [f for f in forms if f.shared_bytes(sizes, gemm) <= limit]
+            if fitting:
+                form = tuned_form(sizes, gemm, fitting, multiprocessors)
+                chosen.append(launch(sizes, gemm, form, architecture, multiprocessors))
+        if len(chosen) == len(wanted):
+            return Plan(*chosen)
+    raise InputError(
+        f"blocks of {blocks[0]} routes on {architecture}",
+        where="awq_moe",
+        limit=f"forms are {', '.join(FORMS)}; {limit:,} bytes of shared memory",
+        way_out="choose another block size, or leave this layer to vLLM's path",
+    )
 
 
 def tuned_block(sizes: Sizes) -> int:
