@@ -161,7 +161,13 @@ def reading(problem: Problem, processors: int, sink: Any) -> Callable[[int], Non
                 0 if x is None else x[0].numel() * x.element_size() for x in (weights.q, weights.scales, weights.zeros)
             )
             layer.kernels.read_experts(
-                stream, 3 * processors, layer.pointers(weights), parts, used.data_ptr(), used.numel(), sink.data_ptr()
+                stream,
+                max(1, 8 * processors // used.numel()),
+                layer.pointers(weights),
+                parts,
+                used.data_ptr(),
+                used.numel(),
+                sink.data_ptr(),
             )
 
     return call

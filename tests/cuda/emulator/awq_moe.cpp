@@ -39,7 +39,7 @@ void sum(void* raw) {
 #define AWQ_GEMM(NAME, BF16, ZEROS, SECOND, TOKENS, UNITS, TILES, STAGES, RESIDENT) \
   {#NAME "_" #TOKENS "x" #UNITS, gemm<NAME##_##TOKENS##x##UNITS>},
 const Entry kEntries[] = {
-    AWQ_FORMS(AWQ_TYPES)
+    AWQ_FORMS(AWQ_F16_U4) AWQ_FORMS(AWQ_F16_U4B8) AWQ_FORMS(AWQ_BF16_U4) AWQ_FORMS(AWQ_BF16_U4B8)
     {"sum_f16_i32", sum<int, sum_f16_i32>},
     {"sum_bf16_i32", sum<int, sum_bf16_i32>},
     {"sum_f16_i64", sum<long long, sum_f16_i64>},

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What awq_moe.cu needs of CUDA beyond cuda_on_cpu.h. A tensor-core product is that of the published bit-accurate model
-// (routeblock/twin/tensor_core.py). Copies happen at once or only when their group is waited for, as the caller says:
-// the first shows a place overwritten too early, the second a wait that is missing.
+// (routeblock/twin/tensor_core.py). Copies happen at once or only when their barrier is waited for, as the caller says: the
+// first shows a place overwritten too early, the second a wait that is missing.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "cuda_on_cpu.h"
+
+using u32 = unsigned int;
 
 #define blockDim (Index{static_cast<unsigned>(emulated::block->lanes.size()), 1, 1})
 
@@ -27,30 +29,29 @@ namespace emulated {
 inline int products_at_once = 16, fraction_bits = 25;
 inline bool late_copies = false;
 
+struct Barrier {
+  unsigned phase : 1, pending : 15, arrivals : 16;
+  int bytes;
+};
+static_assert(sizeof(Barrier) == 8, "as on the machine");
+
 struct Copy {
   void* to;
   const void* from;
   int bytes;
+  Barrier* barrier;
 };
-struct Copies {
-  std::vector<Copy> open;
-  std::vector<std::vector<Copy>> groups;
-};
-inline thread_local std::vector<Copies> copies;  // of this block's threads
+inline thread_local std::vector<Copy> copies;          // of this block, under way
+inline thread_local std::vector<long long> turns;      // at the barrier of the first threads, a thread
+inline thread_local long long at_barrier_of = 0;
 
-inline Copies& own_copies() {
-  if (copies.size() < block->lanes.size()) copies.resize(block->lanes.size());
-  return copies[self().thread];
+inline void settle(Barrier& b) {
+  if (b.pending == 0 && b.bytes == 0) b.phase ^= 1, b.pending = b.arrivals;
 }
-inline void start_copy(void* to, const void* from, int bytes) {
-  if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes) {
-    std::fprintf(stderr, "a copy that is not aligned\n");
-    std::abort();
-  }
-  if (late_copies)
-    own_copies().open.push_back({to, from, bytes});
-  else
-    std::memcpy(to, from, bytes);
+inline void do_copy(const Copy& c) {
+  std::memcpy(c.to, c.from, c.bytes);
+  c.barrier->bytes -= c.bytes;
+  settle(*c.barrier);
 }
 
 inline float from_16(unsigned bits, bool bf16) {
@@ -102,20 +103,63 @@ struct Operands {
 
 }  // namespace emulated
 
-inline void copy16(void* to, const void* from) { emulated::start_copy(to, from, 16); }
-inline void copy4(void* to, const void* from) { emulated::start_copy(to, from, 4); }
-inline void close_group() {
-  auto& c = emulated::own_copies();
-  c.groups.push_back(std::move(c.open));
-  c.open.clear();
+constexpr int kCopyWarps = 1, kCopyArrivals = 1;
+template <int kRegisters>
+inline void take_registers() {}
+template <int kRegisters>
+inline void leave_registers() {}
+
+inline void make_barrier(void* barrier, int arrivals) {
+  const unsigned count = static_cast<unsigned>(arrivals);
+  *static_cast<emulated::Barrier*>(barrier) = {0, count, count, 0};
 }
-template <int kPending>
-inline void wait_groups() {
-  auto& c = emulated::own_copies();
-  while (c.groups.size() > static_cast<size_t>(kPending)) {
-    for (const auto& copy : c.groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
-    c.groups.erase(c.groups.begin());
+inline void show_barriers() {}
+inline void arrive(void* barrier) {
+  auto& b = *static_cast<emulated::Barrier*>(barrier);
+  --b.pending;
+  emulated::settle(b);
+}
+inline void announce(void* barrier, int bytes) {
+  static_cast<emulated::Barrier*>(barrier)->bytes += bytes;
+  arrive(barrier);
+}
+inline void wait_for(void* barrier, unsigned parity) {
+  auto& b = *static_cast<emulated::Barrier*>(barrier);
+  for (int turn = 0; b.phase == parity; ++turn) {
+    // Late copies come last first, when somebody has waited for them for a while.
+    if (turn >= 3)
+      for (size_t i = emulated::copies.size(); i-- > 0;)
+        if (emulated::copies[i].barrier == &b) {
+          const emulated::Copy c = emulated::copies[i];
+          emulated::copies.erase(emulated::copies.begin() + static_cast<long>(i));
+          emulated::do_copy(c);
+          break;
+        }
+    emulated::yield();
   }
+}
+inline void start_copies(void* to, const void* from, int bytes, void* barrier) {
+  if (bytes <= 0) return;
+  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) {
+    std::fprintf(stderr, "a copy that is not aligned\n");
+    std::abort();
+  }
+  const emulated::Copy c{to, from, bytes, static_cast<emulated::Barrier*>(barrier)};
+  if (emulated::late_copies)
+    emulated::copies.push_back(c);
+  else
+    emulated::do_copy(c);
+}
+inline void close_copies(void*) {}
+inline void barrier_of(int threads) {
+  using namespace emulated;
+  if (turns.size() < block->lanes.size()) turns.resize(block->lanes.size());
+  const long long turn = turns[self().thread]++;
+  ++at_barrier_of;
+  while (at_barrier_of < threads * (turn + 1)) yield();
+}
+inline unsigned __shfl_sync(unsigned, int value, int lane) {
+  return static_cast<unsigned>(emulated::collective(static_cast<unsigned>(value))[lane]);
 }
 
 inline void load_matrices(unsigned (&r)[4], const void* row) {

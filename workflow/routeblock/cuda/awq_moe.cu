@@ -16,13 +16,12 @@
 // 8 * kEights. W13's output is the activation, [routes, N/2]; W2's is [routes, N]. Rows of routes that the plan does not
 // have are not written.
 //
-// Copies run kStages deep through shared memory, over the borders of tiles, so a block of threads always has the next
-// stages under way; blocks of threads are persistent.
+// The last warp of a block of threads starts copies, kStages deep through shared memory and over the borders of tiles; the
+// others multiply, each at its own pace. Blocks of threads are persistent.
 
 #include "awq_machine.cuh"
 
 using u16 = unsigned short;
-using u32 = unsigned int;
 
 namespace {
 
@@ -31,6 +30,7 @@ constexpr int kStepBytes = 512;          // of weights: a unit, one step
 constexpr int kScaleBytes = 2 * kUnit;   // of a unit and group
 constexpr int kZeroBytes = kUnit / 2;
 constexpr int kNoRoute = -1;
+constexpr u32 kAllLanes = 0xFFFFFFFFu;
 
 struct Problem {
     const unsigned char* input;
@@ -60,36 +60,38 @@ __device__ __forceinline__ u32 activate(u32 gate, u32 up) {
     return multiply_pair<kBf16>(silu<kBf16>(gate & 0xFFFFu) | silu<kBf16>(gate >> 16) << 16, up);
 }
 
-// What the tile that is worked on belongs to. Written when its copies start, read until it is stored.
+// What the tile that is worked on belongs to: written before its first stage, read until it is stored.
 template <int kTokens>
 struct List {
     int expert;
     int unused[3];
     int route[kTokens];
-    int row[kTokens];  // of the input
     float weight[kTokens];
 };
 
-template <bool kBf16, bool kZeros, bool kSecond, int kEights, int kUnits, int kTiles, int kStages>
+template <bool kBf16, bool kZeros, bool kSecond, int kEights, int kUnits, int kTiles, int kStages, int kResident>
 struct Gemm {
     static constexpr int kTokens = 8 * kEights;
-    static constexpr int kThreads = 64 * kUnits;
+    static constexpr int kWorkers = 64 * kUnits;  // threads that multiply
     static constexpr int kPairs = kUnits / 2;
-    static constexpr int kWeightBytes = kUnits * 4 * kTiles * kStepBytes;  // of a stage
+    static constexpr int kRuns = kSecond ? 1 : 2;  // stretches of neighbouring units in a tile: W13 has gate and up
+    static constexpr int kRunUnits = kUnits / kRuns;
+    static constexpr int kSteps = 4 * kTiles;
+    static constexpr int kWeightBytes = kUnits * kSteps * kStepBytes;  // of a stage
     static constexpr int kRowBytes = 128 * kTiles;
-    static constexpr int kInputBytes = kTokens * kRowBytes;
-    static constexpr int kSegments = 8 * kTiles;  // 16-byte segments of an input row's part in a stage
-    static constexpr int kLists = kStages + 1;    // copies may have entered so many tiles, the one that is stored included
-    static constexpr int kCopies = (kTokens * kSegments + kThreads - 1) / kThreads;
+    static constexpr int kRowStride = kRowBytes + 16;  // eight rows at one place lie in eight different banks
+    static constexpr int kInputBytes = kTokens * kRowStride;
+    static constexpr int kOwnTokens = (kTokens + 31) / 32;  // of a lane of the warp that copies
+    static constexpr int kLists = kStages + 1;  // copies may have begun so many tiles, the one that is stored included
     static constexpr int kRound = kEights == 1 ? 8 : 16;  // tokens that the end of a tile takes at a time
     static constexpr int kSumBytes = kUnits * kRound * kUnit * 4;
     static constexpr int kOutStride = 2 * kUnit * kUnits + 16;
     // Four bits higher a stored value needs no shift, but offsets of its own, for which many tokens leave no registers.
     static constexpr bool kTwoPlaces = !kBf16 && kEights <= 2;
-    static_assert(16 * kTiles <= 64, "a stage's scales are copied 16 bytes a thread");
+    static_assert(kRuns * kSteps <= 32 && kRuns * 2 * kTiles <= 32, "one stretch a lane");
 
     const Problem& p;
-    const int thread, warp, lane, unit, chain;
+    const int lane, warp, unit, chain;
     const int scale_rows;  // groups that a stage can touch
     const int stage_bytes;
     const int column_tiles, chunks;
@@ -97,11 +99,10 @@ struct Gemm {
 
     __device__ __forceinline__ explicit Gemm(const Problem& problem)
         : p(problem),
-          thread(threadIdx.x),
-          warp(threadIdx.x >> 5),
           lane(threadIdx.x & 31),
-          unit(threadIdx.x >> 6),
-          chain((threadIdx.x >> 5) & 1),
+          warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x >> 5), 0)),  // the same in all lanes, for the compiler
+          unit(warp >> 1),
+          chain(warp & 1),
           scale_rows(max(1, (64 * kTiles) >> p.group_shift)),
           stage_bytes(kWeightBytes + kInputBytes + scale_rows * kUnits * (kScaleBytes + kZeroBytes)),
           column_tiles((p.n / kUnit + kUnits - 1) / kUnits),
@@ -109,15 +110,20 @@ struct Gemm {
           tiles(0) {}
 
     __device__ __forceinline__ unsigned char* stage(int slot) const { return shared_memory + slot * stage_bytes; }
-    __device__ __forceinline__ unsigned char* inputs(int slot) const { return stage(slot) + kWeightBytes; }
-    __device__ __forceinline__ unsigned char* scales(int slot) const { return inputs(slot) + kInputBytes; }
-    __device__ __forceinline__ unsigned char* zeros(int slot) const {
-        return scales(slot) + scale_rows * kUnits * kScaleBytes;
+    __device__ __forceinline__ unsigned char* inputs(unsigned char* stage) const { return stage + kWeightBytes; }
+    __device__ __forceinline__ unsigned char* scales(unsigned char* stage) const { return inputs(stage) + kInputBytes; }
+    __device__ __forceinline__ unsigned char* zeros(unsigned char* stage) const {
+        return scales(stage) + scale_rows * kUnits * kScaleBytes;
     }
     __device__ __forceinline__ unsigned char* sums() const { return shared_memory + kStages * stage_bytes; }
     __device__ __forceinline__ unsigned char* outputs() const { return sums() + kSumBytes; }
+    // Barriers: a stage's copies are there; all have read it.
+    __device__ __forceinline__ unsigned long long* full() const {
+        return reinterpret_cast<unsigned long long*>(outputs() + kRound * kOutStride);
+    }
+    __device__ __forceinline__ unsigned long long* empty() const { return full() + kStages; }
     __device__ __forceinline__ List<kTokens>& list(int turn) const {
-        return reinterpret_cast<List<kTokens>*>(outputs() + kRound * kOutStride)[turn % kLists];
+        return reinterpret_cast<List<kTokens>*>(full() + 2 * kStages)[turn % kLists];
     }
 
     // The place among all units of N of a tile's unit: W13 takes as many units of up columns as of gate columns.
@@ -130,110 +136,189 @@ struct Gemm {
         return kSecond ? place < p.n / kUnit : place < (u / kPairs + 1) * (p.n / (2 * kUnit));
     }
 
-    // ---- Copies
+    // ---- The warp that copies
 
     struct Fetch {
         int tile, turn, chunk;
-        u32 weights;  // this lane's first step, in units of 16 bytes
-        u32 scales;   // this thread's part of the first group, likewise
-        u32 zeros;
-        bool has_weights, has_scales, has_zeros;
-        // Of the tile after this one, on their way before they are needed.
-        int next_expert, next_route;
+        int rows;  // of the input that the tile reads
+        // This lane's stretches: where in global memory the first chunk's part begins, how long a part is; 0: none.
+        const unsigned char* weights;
+        const unsigned char* scales;
+        const unsigned char* zeros;
+        const unsigned char* row[kOwnTokens];
+        int weight_bytes, scale_bytes, zero_bytes;
+        int total;  // bytes of all lanes that do not depend on the chunk: of a step, of a group
+        int group_total;
+        // Of this tile and the next ones, on their way before they are needed.
+        int expert, next_expert, later_expert;
+        int route[kOwnTokens], next_route[kOwnTokens], later_route[kOwnTokens];
+        float weight[kOwnTokens], next_weight[kOwnTokens];
     };
 
+    __device__ __forceinline__ int expert_at(int tile) const { return tile < tiles ? p.expert_ids[tile / column_tiles] : -1; }
     __device__ __forceinline__ int route_at(int tile, int token) const {
-        const int block = tile / column_tiles;
-        const int route = p.sorted_token_ids[block * kTokens + token];
+        if (tile >= tiles || token >= kTokens) return kNoRoute;
+        const int route = p.sorted_token_ids[tile / column_tiles * kTokens + token];
         return route >= 0 && route < p.routes ? route : kNoRoute;
     }
-
-    // Loads of what `enter` of this tile needs.
-    __device__ __forceinline__ void look_up(Fetch& f, int tile) const {
-        if (tile >= tiles) return;
-        f.next_expert = p.expert_ids[tile / column_tiles];
-        if (thread < kTokens) f.next_route = route_at(tile, thread);
+    __device__ __forceinline__ float weight_of(int route) const {
+        return kSecond && route != kNoRoute ? p.topk_weights[route] : 0.0f;
     }
 
-    // A barrier stands between this and `fetch_inputs`.
+    __device__ __forceinline__ void begin(Fetch& f) const {
+        f.tile = blockIdx.x;
+        f.turn = 0;
+        const int step = gridDim.x;
+        f.next_expert = expert_at(f.tile);
+        f.later_expert = expert_at(f.tile + step);
+#pragma unroll
+        for (int i = 0; i < kOwnTokens; ++i) {
+            f.next_route[i] = route_at(f.tile, lane + 32 * i);
+            f.later_route[i] = route_at(f.tile + step, lane + 32 * i);
+        }
+#pragma unroll
+        for (int i = 0; i < kOwnTokens; ++i) f.next_weight[i] = weight_of(f.next_route[i]);
+        enter(f);
+    }
+
+    // Where the stretches of tile f.tile begin.
     __device__ __forceinline__ void enter(Fetch& f) const {
         f.chunk = 0;
         if (f.tile >= tiles) return;
-        const int expert = f.next_expert, known = max(expert, 0);
-        List<kTokens>& l = list(f.turn);
-        if (thread == 0) l.expert = expert;
-        if (thread < kTokens) {
-            const int route = expert < 0 ? kNoRoute : f.next_route;
-            l.route[thread] = route;
-            l.row[thread] = kSecond || route == kNoRoute ? route : route / p.top_k;
-            if (kSecond && route != kNoRoute) copy4(&l.weight[thread], p.topk_weights + route);
+        const int step = gridDim.x;
+        f.expert = f.next_expert;
+        f.next_expert = f.later_expert;
+        f.later_expert = expert_at(f.tile + 2 * step);
+        f.rows = 0;
+#pragma unroll
+        for (int i = 0; i < kOwnTokens; ++i) {
+            f.route[i] = f.expert < 0 ? kNoRoute : f.next_route[i];
+            f.weight[i] = f.next_weight[i];
+            f.next_route[i] = f.later_route[i];
+            f.next_weight[i] = weight_of(f.next_route[i]);
+            f.later_route[i] = route_at(f.tile + 2 * step, lane + 32 * i);
+            const int row = kSecond ? f.route[i] : f.route[i] / p.top_k;
+            f.row[i] = f.route[i] == kNoRoute ? nullptr : p.input + static_cast<size_t>(row) * (2 * p.k);
+            f.rows += __popc(__ballot_sync(kAllLanes, f.route[i] != kNoRoute));
         }
+        const size_t expert = max(f.expert, 0);
         const int column_tile = f.tile % column_tiles;
-        const u32 columns = p.n;
-        {
-            const int at = place(column_tile, unit);
-            f.has_weights = exists(at, unit);
-            f.weights = (static_cast<u32>(known) * (p.k / 16) + 2 * chain) * (columns / 2) + at * (kStepBytes / 16) + lane;
+        const size_t columns = p.n;
+        // Units of each run that exist.
+        int units[kRuns];
+        f.total = f.group_total = 0;
+#pragma unroll
+        for (int r = 0; r < kRuns; ++r) {
+            units[r] = min(kRunUnits, (r + 1) * (p.n / (kUnit * kRuns)) - place(column_tile, r * kRunUnits));
+            f.total += units[r] * kStepBytes;
+            f.group_total += units[r] * ((p.groups > 1 ? kScaleBytes : 0) + (kZeros ? kZeroBytes : 0));
         }
-        const u32 first = static_cast<u32>(known) * p.groups;
         {
-            const int u = thread / 8 % kUnits, r = thread / (8 * kUnits), at = place(column_tile, u);
-            f.has_scales = p.groups > 1 && r < scale_rows && exists(at, u);
-            f.scales = (first + r) * (columns / 8) + at * (kUnit / 8) + thread % 8;
+            const int s = lane % kSteps, r = lane / kSteps, at = place(column_tile, min(r, kRuns - 1) * kRunUnits);
+            f.weight_bytes = r < kRuns ? (r == 0 ? units[0] : units[kRuns - 1]) * kStepBytes : 0;
+            f.weights = p.q + ((expert * (p.k / 16) + s) * columns * 8 + static_cast<size_t>(at) * kStepBytes);
+        }
+        {
+            const int g = lane % (2 * kTiles), r = lane / (2 * kTiles), at = place(column_tile, min(r, kRuns - 1) * kRunUnits);
+            const int there = r < kRuns && g < scale_rows ? (r == 0 ? units[0] : units[kRuns - 1]) : 0;
+            const size_t first = (expert * p.groups + g) * columns + at * kUnit;
+            f.scale_bytes = p.groups > 1 ? there * kScaleBytes : 0;
+            f.scales = p.scales + first * 2;
+            f.zero_bytes = kZeros ? there * kZeroBytes : 0;
+            f.zeros = p.zeros + first / 2;
+        }
+    }
+
+    __device__ __forceinline__ int steps_of(const Fetch& f) const { return min(kSteps, p.k / 16 - f.chunk * kSteps); }
+    __device__ __forceinline__ int group_of(const Fetch& f) const { return (f.chunk * 64 * kTiles) >> p.group_shift; }
+
+    // Announces the stage, then starts copies of weights, scales and zero points. Before a tile's first stage its list.
+    __device__ __forceinline__ void fetch_weights(const Fetch& f, int slot) const {
+        if (f.chunk == 0) {
+            List<kTokens>& l = list(f.turn);
+            if (lane == 0) l.expert = f.expert;
+#pragma unroll
+            for (int i = 0; i < kOwnTokens; ++i) {
+                const int token = lane + 32 * i;
+                if (token < kTokens) {
+                    l.route[token] = f.route[i];
+                    if (kSecond) l.weight[token] = f.weight[i];
+                }
+            }
+            __syncwarp();
+        }
+        unsigned char* to = stage(slot);
+        const int steps = steps_of(f), group = group_of(f), groups = min(scale_rows, p.groups - group);
+        if (lane == 0) announce(full() + slot, steps * (f.total + 32 * f.rows) + groups * f.group_total);
+        __syncwarp();
+        const size_t columns = p.n;
+        {
+            const int s = lane % kSteps, r = lane / kSteps;
+            start_copies(to + s * (kUnits * kStepBytes) + r * (kRunUnits * kStepBytes),
+                         f.weights + f.chunk * kSteps * columns * 8, s < steps ? f.weight_bytes : 0, full() + slot);
+        }
+        const int g = lane % (2 * kTiles), r = lane / (2 * kTiles);
+        const bool here = g < groups;
+        if (p.groups > 1) {
+            start_copies(scales(to) + (g * kUnits + r * kRunUnits) * kScaleBytes, f.scales + group * columns * 2,
+                         here ? f.scale_bytes : 0, full() + slot);
         }
         if (kZeros) {
-            const int u = thread / 2 % kUnits, r = thread / (2 * kUnits), at = place(column_tile, u);
-            f.has_zeros = r < scale_rows && exists(at, u);
-            f.zeros = (first + r) * (columns / 32) + at * (kUnit / 32) + thread % 2;
-        }
-        look_up(f, f.tile + gridDim.x);
-    }
-
-    // Weights, scales and zero points of the stage.
-    __device__ __forceinline__ void fetch_weights(const Fetch& f, int slot) const {
-        if (f.tile >= tiles) return;
-        const u32 step = 8u * p.n;
-        unsigned char* to = stage(slot) + warp * (2 * kTiles * kStepBytes) + 16 * lane;
-        const unsigned char* from = p.q + (static_cast<size_t>(f.weights) + f.chunk * (2 * kTiles) * p.n) * 16;
-        if (f.has_weights) {
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-                if (kTiles > 1 && (f.chunk * kTiles + t) * 64 >= p.k) break;
-                copy16(to + 2 * t * kStepBytes, from + 4 * t * step);
-                copy16(to + (2 * t + 1) * kStepBytes, from + (4 * t + 1) * step);
-            }
-        }
-        const int group = (f.chunk * 64 * kTiles) >> p.group_shift;
-        if (f.has_scales && group + thread / (8 * kUnits) < p.groups) {
-            copy16(scales(slot) + 16 * thread, p.scales + (static_cast<size_t>(f.scales) + group * (p.n / 8)) * 16);
-        }
-        if (kZeros && f.has_zeros && group + thread / (2 * kUnits) < p.groups) {
-            copy16(zeros(slot) + 16 * thread, p.zeros + (static_cast<size_t>(f.zeros) + group * (p.n / 32)) * 16);
+            start_copies(zeros(to) + (g * kUnits + r * kRunUnits) * kZeroBytes, f.zeros + group * columns / 2,
+                         here ? f.zero_bytes : 0, full() + slot);
         }
     }
 
-    // The input rows of the stage. A row's segments are exchanged by the row's number, so that eight rows at one place
-    // lie in eight different banks.
     __device__ __forceinline__ void fetch_inputs(const Fetch& f, int slot) const {
-        if (f.tile >= tiles) return;
-        const int* rows = list(f.turn).row;
+        unsigned char* to = inputs(stage(slot));
 #pragma unroll
-        for (int i = 0; i < kCopies; ++i) {
-            const int at = thread + i * kThreads, token = at / kSegments, segment = at % kSegments;
-            if (kTokens * kSegments < kThreads && token >= kTokens) break;
-            const int row = rows[token];
-            if (row == kNoRoute || f.chunk * kRowBytes + 16 * segment >= 2 * p.k) continue;
-            const size_t from = static_cast<size_t>(row) * (2 * p.k) + f.chunk * kRowBytes + 16 * segment;
-            copy16(inputs(slot) + token * kRowBytes + 16 * (segment ^ (token & 7)), p.input + from);
+        for (int i = 0; i < kOwnTokens; ++i) {
+            start_copies(to + (lane + 32 * i) * kRowStride, f.row[i] + f.chunk * kRowBytes,
+                         f.row[i] ? 32 * steps_of(f) : 0, full() + slot);
         }
+        close_copies(full() + slot);
     }
 
     __device__ __forceinline__ void advance(Fetch& f) const {
-        if (f.tile >= tiles) return;
         if (++f.chunk == chunks) {
             f.tile += gridDim.x;
             ++f.turn;
             enter(f);
+        }
+    }
+
+    __device__ __forceinline__ void copy_all() const {
+        Fetch f;
+        begin(f);
+        int slot = 0;
+        if (kSecond) {
+            // Weights do not wait for W13.
+            Fetch ahead = f;
+#pragma unroll 1
+            for (int s = 0; s < kStages && ahead.tile < tiles; ++s) {
+                fetch_weights(ahead, s);
+                advance(ahead);
+            }
+            wait_for_predecessor();
+            let_successor_start();
+#pragma unroll 1
+            for (; slot < kStages && f.tile < tiles; ++slot) {
+                fetch_inputs(f, slot);
+                advance(f);
+            }
+            if (slot == kStages) slot = 0;
+        }
+        u32 parity = kSecond ? 0 : 1;  // no stage has been used yet: waiting for the phase before the first is over at once
+#pragma unroll 1
+        while (f.tile < tiles) {
+            wait_for(empty() + slot, parity);
+            fetch_weights(f, slot);
+            fetch_inputs(f, slot);
+            advance(f);
+            if (++slot == kStages) {
+                slot = 0;
+                parity ^= 1;
+            }
         }
     }
 
@@ -246,10 +331,10 @@ struct Gemm {
         u32 high[4][2];  // kTwoPlaces: for values in bits 4 to 7
     };
 
-    __device__ __forceinline__ void read_terms(Terms& terms, int slot, int row) const {
+    __device__ __forceinline__ void read_terms(Terms& terms, unsigned char* stage, int row) const {
         const int at = row * kUnits + unit;
         if (p.groups > 1) {
-            const int4 s = *reinterpret_cast<const int4*>(scales(slot) + at * kScaleBytes + 16 * (lane / 4));
+            const int4 s = *reinterpret_cast<const int4*>(scales(stage) + at * kScaleBytes + 16 * (lane / 4));
             const u32 words[4] = {static_cast<u32>(s.x), static_cast<u32>(s.y), static_cast<u32>(s.z),
                                   static_cast<u32>(s.w)};
 #pragma unroll
@@ -261,7 +346,7 @@ struct Gemm {
 #pragma unroll
             for (int i = 0; i < 4; ++i) terms.scale[i][0] = terms.scale[i][1] = kBf16 ? 0x3F803F80u : 0x3C003C00u;
         }
-        const u32 word = kZeros ? *reinterpret_cast<const u32*>(zeros(slot) + at * kZeroBytes + 4 * (lane / 4)) : 0;
+        const u32 word = kZeros ? *reinterpret_cast<const u32*>(zeros(stage) + at * kZeroBytes + 4 * (lane / 4)) : 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const u32 both = kZeros ? (word >> (4 * i)) & 0x000F000Fu : 0x00080008u;
@@ -296,27 +381,25 @@ struct Gemm {
         a[3] = multiply_pair<kBf16>(add_pair<kBf16>(x[3], terms.high[i][1]), terms.scale[i][1]);
     }
 
-    // One stage: this warp's two steps of each of its K-tiles.
-    __device__ __forceinline__ void multiply_stage(float (&acc)[4][kEights][4], int slot, int chunk, int used) const {
-        const unsigned char* weights = stage(slot) + warp * (2 * kTiles * kStepBytes) + 16 * lane;
-        const unsigned char* rows = inputs(slot);
+    // One stage: this warp's two steps of each of its K-tiles, for the first kUsed * 8 tokens.
+    template <int kUsed>
+    __device__ __forceinline__ void multiply_stage(float (&acc)[4][kEights][4], unsigned char* stage, int chunk) const {
+        const unsigned char* weights = stage + unit * kStepBytes + 16 * lane;
+        const unsigned char* rows = inputs(stage);
         const int first_group = (chunk * 64 * kTiles) >> p.group_shift;
         Terms terms;
         int have = -1;
-#pragma unroll
+#pragma unroll (kEights < 4 ? kTiles : 1)
         for (int t = 0; t < kTiles; ++t) {
             const int k = (chunk * kTiles + t) * 64 + 32 * chain;
             if (kTiles > 1 && k >= p.k) break;
             const int row = (k >> p.group_shift) - first_group;
-            if (row != have) read_terms(terms, slot, row);
+            if (row != have) read_terms(terms, stage, row);
             have = row;
-            int4 words[2];
-            words[0] = *reinterpret_cast<const int4*>(weights + 2 * t * kStepBytes);
-            words[1] = *reinterpret_cast<const int4*>(weights + (2 * t + 1) * kStepBytes);
-            constexpr int kLoads = kEights == 1 ? 1 : kEights / 2;
+            constexpr int kLoads = (kUsed + 1) / 2;
             u32 b[kLoads][4];
             if (kEights == 1) {
-                load_matrices(b[0], rows + (lane & 7) * kRowBytes + 16 * ((8 * t + 4 * chain + (lane >> 3)) ^ (lane & 7)));
+                load_matrices(b[0], rows + (lane & 7) * kRowStride + 16 * (8 * t + 4 * chain + (lane >> 3)));
             }
 #pragma unroll
             for (int s = 0; s < 2; ++s) {
@@ -324,25 +407,49 @@ struct Gemm {
                     const int token = (lane & 7) + 8 * (lane >> 4), segment = 8 * t + 4 * chain + 2 * s + ((lane >> 3) & 1);
 #pragma unroll
                     for (int j = 0; j < kLoads; ++j) {
-                        if (2 * j >= used) break;
-                        load_matrices(b[j], rows + (16 * j + token) * kRowBytes + 16 * (segment ^ (lane & 7)));
+                        load_matrices(b[j], rows + (16 * j + token) * kRowStride + 16 * segment);
                     }
                 }
-                const u32 word[4] = {static_cast<u32>(words[s].x), static_cast<u32>(words[s].y),
-                                     static_cast<u32>(words[s].z), static_cast<u32>(words[s].w)};
+                const int4 own = *reinterpret_cast<const int4*>(weights + (4 * t + 2 * chain + s) * (kUnits * kStepBytes));
+                const u32 word[4] = {static_cast<u32>(own.x), static_cast<u32>(own.y), static_cast<u32>(own.z),
+                                     static_cast<u32>(own.w)};
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     u32 a[4];
                     expand(a, word[i], terms, i);
-                    if (kEights == 1) {
-                        multiply<kBf16>(acc[i][0], a, b[0][2 * s], b[0][2 * s + 1]);
-                    } else {
 #pragma unroll
-                        for (int j = 0; j < kEights; ++j) {
-                            if (j < used) multiply<kBf16>(acc[i][j], a, b[j / 2][2 * (j % 2)], b[j / 2][2 * (j % 2) + 1]);
+                    for (int j = 0; j < kUsed; ++j) {
+                        if (kEights == 1) {
+                            multiply<kBf16>(acc[i][0], a, b[0][2 * s], b[0][2 * s + 1]);
+                        } else {
+                            multiply<kBf16>(acc[i][j], a, b[j / 2][2 * (j % 2)], b[j / 2][2 * (j % 2) + 1]);
                         }
                     }
                 }
+            }
+        }
+    }
+
+    // `used`: how many eights of the tile's tokens are there. The choice is made once a stage, not around each product.
+    __device__ __forceinline__ void multiply_used(float (&acc)[4][kEights][4], unsigned char* stage, int chunk, int used) const {
+        if constexpr (kEights == 1) {
+            multiply_stage<1>(acc, stage, chunk);
+        } else if constexpr (kEights == 2) {
+            if (used <= 1) {
+                multiply_stage<1>(acc, stage, chunk);
+            } else {
+                multiply_stage<2>(acc, stage, chunk);
+            }
+        } else {
+            constexpr int kQuarter = kEights / 4;
+            if (used <= kQuarter) {
+                multiply_stage<kQuarter>(acc, stage, chunk);
+            } else if (used <= 2 * kQuarter) {
+                multiply_stage<2 * kQuarter>(acc, stage, chunk);
+            } else if (used <= 3 * kQuarter) {
+                multiply_stage<3 * kQuarter>(acc, stage, chunk);
+            } else {
+                multiply_stage<kEights>(acc, stage, chunk);
             }
         }
     }
@@ -386,7 +493,7 @@ struct Gemm {
                     mine[(kHalf == 1 ? i : 4 * chain + i) * 32] = float4{give[0], give[1], give[2], give[3]};
                 }
             }
-            __syncthreads();
+            barrier_of(kWorkers);
             if (kHalf == 2 || chain == 0) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
@@ -408,7 +515,7 @@ struct Gemm {
                     }
                 }
             }
-            __syncthreads();
+            barrier_of(kWorkers);
             store(8 * j, column_tile, l);
         }
     }
@@ -417,9 +524,9 @@ struct Gemm {
     __device__ __forceinline__ void store(int first, int column_tile, const List<kTokens>& l) const {
         constexpr int kWidth = (kSecond ? kUnits : kPairs) * 8;  // 16-byte segments of an output row
 #pragma unroll
-        for (int at = 0; at < kRound * kWidth; at += kThreads) {
-            const int index = at + thread, token = index / kWidth, segment = index % kWidth;
-            if (kRound * kWidth < kThreads && index >= kRound * kWidth) break;
+        for (int at = 0; at < kRound * kWidth; at += kWorkers) {
+            const int index = at + 32 * warp + lane, token = index / kWidth, segment = index % kWidth;
+            if (kRound * kWidth < kWorkers && index >= kRound * kWidth) break;
             const int route = l.route[first + token];
             const int u = segment / 8, unit_place = place(column_tile, u);
             if (route == kNoRoute || !exists(unit_place, u)) continue;
@@ -447,62 +554,59 @@ struct Gemm {
 
     // ---- A block of threads' life
 
+    __device__ __forceinline__ void multiply_all() const {
+        int slot = 0, turn = 0;
+        u32 parity = 0;
+#pragma unroll 1
+        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, ++turn) {
+            float acc[4][kEights][4] = {};
+            int used = 1;
+#pragma unroll 1
+            for (int chunk = 0; chunk < chunks; ++chunk) {
+                wait_for(full() + slot, parity);
+                if (chunk == 0) {
+                    const int* route = list(turn).route;  // padding stands at the end
+                    used = __popc(__ballot_sync(kAllLanes, lane < kEights && route[8 * min(lane, kEights - 1)] != kNoRoute));
+                }
+                multiply_used(acc, stage(slot), chunk, used);
+                __syncwarp();
+                if (lane == 0) arrive(empty() + slot);
+                if (++slot == kStages) {
+                    slot = 0;
+                    parity ^= 1;
+                }
+            }
+            finish(acc, tile, list(turn), used);
+        }
+    }
+
     __device__ __forceinline__ void run() {
+        if (threadIdx.x == 0) {
+            for (int s = 0; s < kStages; ++s) {
+                make_barrier(full() + s, kCopyArrivals);
+                make_barrier(empty() + s, 2 * kUnits);
+            }
+            show_barriers();
+        }
+        __syncthreads();
         if (!kSecond) {
             // The plan comes from the kernel before. W2 starts while W13 runs, when the plan is long there.
             wait_for_predecessor();
             let_successor_start();
         }
         tiles = *p.num_tokens_post_padded / kTokens * column_tiles;
-        Fetch f;
-        f.tile = blockIdx.x;
-        f.turn = 0;
-        look_up(f, f.tile);
-        enter(f);
-        __syncthreads();
-        if (kSecond) {
-            Fetch ahead = f;
-#pragma unroll 1
-            for (int s = 0; s < kStages - 1; ++s) {
-                fetch_weights(ahead, s);
-                advance(ahead);
-            }
-            wait_for_predecessor();
-            let_successor_start();
+        // Registers a thread, in eights: what a block of threads gets at its launch, what its four last warps keep, and
+        // what that leaves the others.
+        constexpr int kThreads = kWorkers + 128, kCopy = kEights > 1 ? 32 : 40;
+        constexpr int kEntry = 65536 / kResident / kThreads / 8 * 8;
+        constexpr int kLeft = (kEntry * kThreads - 128 * kCopy) / kWorkers / 8 * 8, kMultiply = kLeft < 232 ? kLeft : 232;
+        if (warp >= 2 * kUnits) {
+            leave_registers<kCopy>();
+            if (warp == 2 * kUnits) copy_all();
+        } else {
+            take_registers<kMultiply>();
+            multiply_all();
         }
-#pragma unroll 1
-        for (int s = 0; s < kStages - 1; ++s) {
-            if (!kSecond) fetch_weights(f, s);
-            fetch_inputs(f, s);
-            close_group();
-            advance(f);
-            __syncthreads();
-        }
-        int slot = 0, next = kStages - 1, turn = 0;
-#pragma unroll 1
-        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, ++turn) {
-            float acc[4][kEights][4] = {};
-            int used = 0;
-#pragma unroll 1
-            for (int chunk = 0; chunk < chunks; ++chunk) {
-                wait_groups<kStages - 2>();
-                __syncthreads();
-                fetch_weights(f, next);
-                fetch_inputs(f, next);
-                close_group();
-                advance(f);
-                if (chunk == 0) {
-                    const int* route = list(turn).route;
-#pragma unroll
-                    for (int j = 0; j < kEights; ++j) used += route[8 * j] != kNoRoute;  // padding stands at the end
-                }
-                multiply_stage(acc, slot, chunk, used);
-                slot = slot + 1 == kStages ? 0 : slot + 1;
-                next = next + 1 == kStages ? 0 : next + 1;
-            }
-            finish(acc, tile, list(turn), used);
-        }
-        wait_groups<0>();
     }
 };
 
@@ -549,13 +653,13 @@ __device__ __forceinline__ void sum_routes(const unsigned char* rows, unsigned c
 }  // namespace
 
 #define AWQ_GEMM(NAME, BF16, ZEROS, SECOND, TOKENS, UNITS, TILES, STAGES, RESIDENT)                                    \
-    extern "C" __global__ void __launch_bounds__(64 * UNITS, RESIDENT) NAME##_##TOKENS##x##UNITS(                      \
+    extern "C" __global__ void __launch_bounds__(64 * UNITS + 32 * kCopyWarps, RESIDENT) NAME##_##TOKENS##x##UNITS(                      \
         const unsigned char* input, const unsigned char* q, const unsigned char* scales, const unsigned char* zeros,   \
         unsigned char* out, const int* sorted_token_ids, const int* expert_ids, const int* num_tokens_post_padded,     \
         const float* topk_weights, int routes, int top_k, int n, int k, int groups, int group_shift) {                 \
         const Problem p{input, q, scales, zeros, out, sorted_token_ids, expert_ids, num_tokens_post_padded,            \
                         topk_weights, routes, top_k, n, k, groups, group_shift};                                       \
-        Gemm<BF16, ZEROS, SECOND, TOKENS / 8, UNITS, TILES, STAGES>(p).run();                                          \
+        Gemm<BF16, ZEROS, SECOND, TOKENS / 8, UNITS, TILES, STAGES, RESIDENT>(p).run();                                          \
     }
 #define AWQ_F16_U4(...)                                   \
     AWQ_GEMM(w13_f16_u4, false, true, false, __VA_ARGS__) \
@@ -573,12 +677,13 @@ __device__ __forceinline__ void sum_routes(const unsigned char* rows, unsigned c
 // Tokens, units, K-tiles of a stage, stages, blocks of threads that one multiprocessor shall hold: as in awq_moe_plan.py.
 #ifndef AWQ_FORMS
 #define AWQ_FORMS(FORM)   \
-    FORM(8, 2, 2, 8, 2)   \
+    FORM(8, 2, 2, 6, 3)   \
     FORM(8, 4, 2, 5, 2)   \
-    FORM(16, 4, 2, 3, 2)  \
+    FORM(16, 4, 2, 4, 2)  \
+    FORM(32, 2, 2, 3, 3)  \
     FORM(32, 4, 2, 3, 2)  \
-    FORM(64, 2, 2, 3, 2)  \
-    FORM(64, 4, 2, 4, 1)
+    FORM(64, 2, 2, 4, 2)  \
+    FORM(64, 4, 2, 5, 1)
 #endif
 // A source of one kind names it (awq_moe_f16_u4.cu): compiling all takes four times as long.
 #ifdef AWQ_KIND
@@ -618,33 +723,30 @@ extern "C" __global__ void __launch_bounds__(256) activate_bf16(const u32* gate_
     activate_rows<true>(gate_up, out, rows, half);
 }
 
-// Reads the bytes of the listed experts, each block of threads a stretch of each: what memory can give at most.
-// Parts: bytes of an expert in each of three arrays, multiples of 16.
+// Reads the bytes of the listed experts, each block of threads a stretch of one: what memory can give at most.
+// Parts: bytes of an expert in each of three arrays, multiples of 16. The grid is a multiple of `count`.
 extern "C" __global__ void __launch_bounds__(512)
     read_experts(const unsigned char* q, const unsigned char* scales, const unsigned char* zeros, const int* list,
                  int count, int q_bytes, int scale_bytes, int zero_bytes, int* unlikely) {
-    const int total = q_bytes + scale_bytes + zero_bytes;
-    const long long segments = static_cast<long long>(count) * (total / 16);
-    const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+    const int splits = gridDim.x / count, split = blockIdx.x / count;
+    const size_t expert = list[blockIdx.x % count];
     int all = 0;
-    long long at = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const auto read = [&](long long i) {
-        const int which = static_cast<int>(i / (total / 16));
-        int byte = static_cast<int>(i % (total / 16)) * 16;
-        const size_t expert = static_cast<size_t>(list[which]);
-        if (byte < q_bytes) return *reinterpret_cast<const int4*>(q + expert * q_bytes + byte);
-        byte -= q_bytes;
-        if (byte < scale_bytes) return *reinterpret_cast<const int4*>(scales + expert * scale_bytes + byte);
-        return *reinterpret_cast<const int4*>(zeros + expert * zero_bytes + byte - scale_bytes);
+    const auto read = [&](const unsigned char* from, int bytes) {
+        const int4* v = reinterpret_cast<const int4*>(from + expert * bytes);
+        const int pieces = bytes / 16, step = splits * blockDim.x;
+        int at = split * blockDim.x + threadIdx.x;
+        for (; at + 7 * step < pieces; at += 8 * step) {
+            int4 x[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] = v[at + i * step];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) all += x[i].x ^ x[i].y ^ x[i].z ^ x[i].w;
+        }
+        for (; at < pieces; at += step) all += v[at].x;
     };
-    for (; at + 7 * step < segments; at += 8 * step) {
-        int4 v[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] = read(at + i * step);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) all += v[i].x ^ v[i].y ^ v[i].z ^ v[i].w;
-    }
-    for (; at < segments; at += step) all += read(at).x;
+    read(q, q_bytes);
+    read(scales, scale_bytes);
+    read(zeros, zero_bytes);
     if (all == 0x12345678) *unlikely = all;  // else nothing would be read
 }
 

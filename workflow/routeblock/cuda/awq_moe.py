@@ -29,7 +29,11 @@ def compile_for(architecture: str, kind: str) -> nvrtc.Cubin:
 
     Raises InputError if no NVRTC here compiles for the architecture.
     """
-    return nvrtc.for_architecture(architecture).compile(FOLDER / f"awq_moe_{kind}.cu", architecture, HEADERS)
+    library = nvrtc.for_architecture(architecture)
+    if architecture == "sm_90":  # with what only this very architecture has: registers move between warps
+        library.architectures = (*library.architectures, "sm_90a")
+        architecture = "sm_90a"
+    return library.compile(FOLDER / f"awq_moe_{kind}.cu", architecture, HEADERS)
 
 
 @dataclass(frozen=True)
@@ -187,16 +191,23 @@ class Kernels:
         self.launch(name, stream, grid, ACTIVATION_THREADS, arguments)
 
     def read_experts(
-        self, stream: int, grid: int, weights: Weights, parts: tuple[int, int, int], experts: int, count: int, sink: int
+        self,
+        stream: int,
+        splits: int,
+        weights: Weights,
+        parts: tuple[int, int, int],
+        experts: int,
+        count: int,
+        sink: int,
     ) -> None:
-        """Enqueue a kernel that reads the listed experts' bytes and does nothing with them.
+        """Enqueue a kernel that reads the listed experts' bytes, `splits` blocks of threads each.
 
         experts: int32 [count] on the device; parts: bytes of one expert's q, scales and zeros; sink: int32 [1].
         """
         pointers = (weights.q, weights.scales, weights.zeros, experts)
         numbers = (count, *parts)
         arguments = (*((p, _POINTER) for p in pointers), *((i, _INT) for i in numbers), (sink, _POINTER))
-        self.launch("read_experts", stream, grid, 512, arguments)
+        self.launch("read_experts", stream, splits * count, 512, arguments)
 
     def nothing(self, stream: int, launch: Launch, *, early: bool) -> None:
         """Enqueue a kernel that does nothing, launched as `launch` is."""

@@ -110,30 +110,31 @@ class Form:
     def name(self) -> str:
         return f"{self.tokens}x{self.units}"
 
-    @property
-    def threads(self) -> int:
-        return 64 * self.units
+    def threads(self, architecture: str) -> int:
+        """Two warps a unit multiply, one copies; on sm_90 with three idle ones, whose registers the others take."""
+        return 64 * self.units + (128 if architecture == "sm_90" else 32)
 
     def shared_bytes(self, sizes: Sizes, gemm: Gemm) -> int:
-        """Shared memory of a block of threads: stages, sums of one chain, outputs, lists of routes."""
+        """Shared memory of a block of threads: stages, sums of one chain, outputs, barriers, lists of routes."""
         rows = max(1, (64 * self.tiles) >> sizes.group_shift(gemm))
-        weights, inputs = self.units * 4 * self.tiles * 512, self.tokens * 128 * self.tiles
+        weights, inputs = self.units * 4 * self.tiles * 512, self.tokens * (128 * self.tiles + 16)
         stage = weights + inputs + rows * self.units * (128 + 32)
         together = min(self.tokens, 16)
         sums, outputs = self.units * together * 64 * 4, together * (128 * self.units + 16)
-        lists = (self.stages + 1) * (16 + 12 * self.tokens)
-        return self.stages * stage + sums + outputs + lists
+        lists = (self.stages + 1) * (16 + 8 * self.tokens)
+        return self.stages * (stage + 2 * 8) + sums + outputs + lists
 
 
 FORMS = {
     form.name: form
     for form in (
-        Form(8, 2, 2, 8, 2),
+        Form(8, 2, 2, 6, 3),
         Form(8, 4, 2, 5, 2),
-        Form(16, 4, 2, 3, 2),
+        Form(16, 4, 2, 4, 2),
+        Form(32, 2, 2, 3, 3),
         Form(32, 4, 2, 3, 2),
-        Form(64, 2, 2, 3, 2),
-        Form(64, 4, 2, 4, 1),
+        Form(64, 2, 2, 4, 2),
+        Form(64, 4, 2, 5, 1),
     )
 }
 BLOCK_SIZES = tuple(sorted({form.tokens for form in FORMS.values()}))
@@ -145,11 +146,8 @@ class Launch:
 
     form: Form
     grid: int
+    threads: int
     shared_bytes: int
-
-    @property
-    def threads(self) -> int:
-        return self.form.threads
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,8 @@ def launch(sizes: Sizes, gemm: Gemm, form: Form, architecture: str, multiprocess
     columns = sizes.shape(gemm)[0] // UNIT
     # Tiles of W13 hold as many up units as gate units.
     tiles = -(-columns // 2 // (form.units // 2)) if gemm == "w13" else -(-columns // form.units)
-    return Launch(form, min(resident * multiprocessors, blocks_bound(sizes, form.tokens) * tiles), shared)
+    grid = min(resident * multiprocessors, blocks_bound(sizes, form.tokens) * tiles)
+    return Launch(form, grid, form.threads(architecture), shared)
 
 
 def plan(
