@@ -62,9 +62,7 @@ def draw(sizes: Sizes, seed: int) -> Call:
 
 def launches(sizes: Sizes, block: int, w13: int | None = None, w2: int | None = None, grid: int = 3) -> Plan:
     chosen = plans.plan(sizes, block_size=block, w13_units=w13, w2_units=w2)
-    threads = [x.form.threads("sm_80") for x in (chosen.w13, chosen.w2)]  # the emulation has one warp that copies
-    pairs = zip((chosen.w13, chosen.w2), threads, strict=True)
-    return Plan(*(replace(x, grid=min(x.grid, grid), threads=count) for x, count in pairs))
+    return Plan(*(replace(x, grid=min(x.grid, grid)) for x in (chosen.w13, chosen.w2)))
 
 
 def wanted(call: Call, architecture: str = "hopper", expert_map: NDArray[np.int32] | None = None) -> dict[str, Any]:

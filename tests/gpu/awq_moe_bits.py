@@ -46,7 +46,7 @@ class Drawn:
     w2: DeviceWeights
 
 
-def draw_layer(rng: np.random.Generator, generator: torch.Generator, twin: bool) -> Drawn:
+def draw_layer(rng: np.random.Generator, generator: torch.Generator, kinds: list[str], twin: bool) -> Drawn:
     """Shapes that stages and tiles divide, and some that they do not. The twin wants hidden sizes of 128."""
     step = 128 if twin else 64
     while True:
@@ -55,9 +55,10 @@ def draw_layer(rng: np.random.Generator, generator: torch.Generator, twin: bool)
         if group == -1 or (hidden % group == 0 and inter % group == 0):
             break
     experts = int(rng.choice([1, 2, 4, 8, 16, 40]))
-    dtype = str(rng.choice(["float16", "bfloat16"]))
+    kind = str(rng.choice(kinds))
+    dtype = "float16" if kind.startswith("f16") else "bfloat16"
     top_k = int(rng.integers(1, min(experts, 10) + 1))
-    sizes = Sizes(1, top_k, experts, hidden, inter, group, dtype, bool(rng.integers(2)))
+    sizes = Sizes(1, top_k, experts, hidden, inter, group, dtype, kind.endswith("_u4"))
     return Drawn(sizes, *(draw_weights(sizes, gemm, generator) for gemm in ("w13", "w2")))
 
 
@@ -179,7 +180,7 @@ def random_calls(runner: Runner, calls: int, twins: int, seed: int, limit_s: flo
     for number in range(layers):
         if time.perf_counter() - start > limit_s:
             break
-        drawn = draw_layer(rng, generator, twin=number % 2 == 0)
+        drawn = draw_layer(rng, generator, list(runner.kernels), twin=number % 2 == 0)
         layer = awq_moe.Layer(runner.kernels[drawn.sizes.kind], drawn.w13, drawn.w2)
         base = drawn.sizes
         counts[f"{base.kind}, group {base.group_size}"] += CALLS_A_LAYER
@@ -273,20 +274,21 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=400, help="seconds for the random calls")
     parser.add_argument("--golden", type=Path, default=Path(__file__).resolve().parents[2] / "fixtures" / "golden")
     parser.add_argument("--cubins", type=Path, help="a folder of KIND.cubin; else they are compiled here")
+    parser.add_argument("--kinds", default=",".join(awq_moe.KINDS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.cuda.init()
     properties = torch.cuda.get_device_properties(0)
     torch.zeros(1, device=DEVICE)
     kernels = {}
-    for kind in awq_moe.KINDS:
+    for kind in options.kinds.split(","):
         architecture = f"sm_{properties.major}{properties.minor}"
         given = options.cubins and options.cubins / f"{kind}.cubin"
         kernels[kind] = awq_moe.Kernels(given.read_bytes() if given else awq_moe.compile_for(architecture, kind).code)
     runner = Runner(kernels, properties.multi_processor_count)
     result: dict[str, Any] = {"device": properties.name}
     if options.golden.is_dir():
-        result["activation, values that differ"] = activation_table(runner.kernels["f16_u4"], options.golden)
+        result["activation, values that differ"] = activation_table(next(iter(runner.kernels.values())), options.golden)
         print(result["activation, values that differ"], flush=True)
     result["torch.sum"] = torch_sums()
     print(f"torch.sum: {result['torch.sum']}", flush=True)

@@ -30,28 +30,25 @@ inline int products_at_once = 16, fraction_bits = 25;
 inline bool late_copies = false;
 
 struct Barrier {
-  unsigned phase : 1, pending : 15, arrivals : 16;
-  int bytes;
+  unsigned phase, pending : 16, arrivals : 16;
 };
 static_assert(sizeof(Barrier) == 8, "as on the machine");
 
 struct Copy {
   void* to;
   const void* from;
-  int bytes;
+};
+struct Group {
+  std::vector<Copy> copies;
   Barrier* barrier;
 };
-inline thread_local std::vector<Copy> copies;          // of this block, under way
-inline thread_local std::vector<long long> turns;      // at the barrier of the first threads, a thread
-inline thread_local long long at_barrier_of = 0;
+inline thread_local std::vector<std::vector<Copy>> open_copies;  // of this block, a thread
+inline thread_local std::vector<Group> groups;                   // of this block, under way
+inline thread_local std::vector<long long> turns[3];             // at barriers of some threads
+inline thread_local long long at_barrier_of[3];
 
-inline void settle(Barrier& b) {
-  if (b.pending == 0 && b.bytes == 0) b.phase ^= 1, b.pending = b.arrivals;
-}
-inline void do_copy(const Copy& c) {
-  std::memcpy(c.to, c.from, c.bytes);
-  c.barrier->bytes -= c.bytes;
-  settle(*c.barrier);
+inline void arrive_at(Barrier& b) {
+  if (--b.pending == 0) b.phase ^= 1, b.pending = b.arrivals;
 }
 
 inline float from_16(unsigned bits, bool bf16) {
@@ -103,7 +100,6 @@ struct Operands {
 
 }  // namespace emulated
 
-constexpr int kCopyWarps = 1, kCopyArrivals = 1;
 template <int kRegisters>
 inline void take_registers() {}
 template <int kRegisters>
@@ -111,52 +107,51 @@ inline void leave_registers() {}
 
 inline void make_barrier(void* barrier, int arrivals) {
   const unsigned count = static_cast<unsigned>(arrivals);
-  *static_cast<emulated::Barrier*>(barrier) = {0, count, count, 0};
+  *static_cast<emulated::Barrier*>(barrier) = {0, count, count};
 }
-inline void show_barriers() {}
-inline void arrive(void* barrier) {
-  auto& b = *static_cast<emulated::Barrier*>(barrier);
-  --b.pending;
-  emulated::settle(b);
-}
-inline void announce(void* barrier, int bytes) {
-  static_cast<emulated::Barrier*>(barrier)->bytes += bytes;
-  arrive(barrier);
-}
+inline void arrive(void* barrier) { emulated::arrive_at(*static_cast<emulated::Barrier*>(barrier)); }
 inline void wait_for(void* barrier, unsigned parity) {
-  auto& b = *static_cast<emulated::Barrier*>(barrier);
+  using namespace emulated;
+  auto& b = *static_cast<Barrier*>(barrier);
   for (int turn = 0; b.phase == parity; ++turn) {
     // Late copies come last first, when somebody has waited for them for a while.
-    if (turn >= 3)
-      for (size_t i = emulated::copies.size(); i-- > 0;)
-        if (emulated::copies[i].barrier == &b) {
-          const emulated::Copy c = emulated::copies[i];
-          emulated::copies.erase(emulated::copies.begin() + static_cast<long>(i));
-          emulated::do_copy(c);
-          break;
-        }
-    emulated::yield();
+    for (size_t i = groups.size(); turn >= 3 && i-- > 0;) {
+      if (groups[i].barrier != &b) continue;
+      for (const Copy& c : groups[i].copies) std::memcpy(c.to, c.from, 16);
+      groups.erase(groups.begin() + static_cast<long>(i));
+      arrive_at(b);
+      break;
+    }
+    yield();
   }
 }
-inline void start_copies(void* to, const void* from, int bytes, void* barrier) {
-  if (bytes <= 0) return;
-  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) {
+inline void copy16(void* to, const void* from) {
+  using namespace emulated;
+  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) {
     std::fprintf(stderr, "a copy that is not aligned\n");
     std::abort();
   }
-  const emulated::Copy c{to, from, bytes, static_cast<emulated::Barrier*>(barrier)};
-  if (emulated::late_copies)
-    emulated::copies.push_back(c);
+  if (open_copies.size() < block->lanes.size()) open_copies.resize(block->lanes.size());
+  if (late_copies)
+    open_copies[self().thread].push_back({to, from});
   else
-    emulated::do_copy(c);
+    std::memcpy(to, from, 16);
 }
-inline void close_copies(void*) {}
+inline void arrive_with_copies(void* barrier) {
+  using namespace emulated;
+  auto* b = static_cast<Barrier*>(barrier);
+  if (!late_copies) return arrive_at(*b);
+  if (open_copies.size() < block->lanes.size()) open_copies.resize(block->lanes.size());
+  groups.push_back({std::move(open_copies[self().thread]), b});
+  open_copies[self().thread].clear();
+}
+template <int kName>
 inline void barrier_of(int threads) {
   using namespace emulated;
-  if (turns.size() < block->lanes.size()) turns.resize(block->lanes.size());
-  const long long turn = turns[self().thread]++;
-  ++at_barrier_of;
-  while (at_barrier_of < threads * (turn + 1)) yield();
+  if (turns[kName].size() < block->lanes.size()) turns[kName].resize(block->lanes.size());
+  const long long turn = turns[kName][self().thread]++;
+  ++at_barrier_of[kName];
+  while (at_barrier_of[kName] < threads * (turn + 1)) yield();
 }
 inline unsigned __shfl_sync(unsigned, int value, int lane) {
   return static_cast<unsigned>(emulated::collective(static_cast<unsigned>(value))[lane]);

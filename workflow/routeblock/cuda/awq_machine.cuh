@@ -14,18 +14,10 @@ __device__ __forceinline__ unsigned shared_address(const void* at) {
     return static_cast<unsigned>(__cvta_generic_to_shared(at));
 }
 
-// ---- A barrier in shared memory, 8 bytes: a phase ends when so many arrivals as it was made for have come, and so many
-// bytes of copies as were announced. Waiting for phase 0 is waiting with parity 0, for phase 1 with parity 1, and so on.
+// ---- A barrier in shared memory, 8 bytes: a phase ends when so many arrivals as it was made for have come. Waiting for phase 0 is waiting with parity 0, for phase 1 with parity 1, and so on.
 
 __device__ __forceinline__ void make_barrier(void* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-
-// Behind the last `make_barrier`, before the __syncthreads that shows barriers to all.
-__device__ __forceinline__ void show_barriers() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
 }
 
 __device__ __forceinline__ void arrive(void* barrier) {
@@ -49,60 +41,25 @@ __device__ __forceinline__ void wait_for(void* barrier, u32 parity) {
     }
 }
 
-// ---- Copies from global to shared memory that a warp starts and does not wait for; a barrier is told. Before sm_90 the
-// copies are the lanes' own, and every lane arrives with its last.
+// ---- Copies of 16 bytes from global to shared memory that a thread starts and does not wait for.
 
-#if __CUDA_ARCH__ >= 900
-constexpr int kCopyArrivals = 1;
-#else
-constexpr int kCopyArrivals = 32;
-#endif
-
-// One lane's announcement of all bytes of a phase.
-__device__ __forceinline__ void announce(void* barrier, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-#endif
+__device__ __forceinline__ void copy16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
-// Each lane's own stretch, none where bytes is 0; multiples of 16. All lanes call it.
-__device__ __forceinline__ void start_copies(void* to, const void* from, int bytes, void* barrier) {
-#if __CUDA_ARCH__ >= 900
-    if (bytes > 0) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         shared_address(to)),
-                     "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                     : "memory");
-    }
-#else
-    const u32 target = shared_address(to);
-    const unsigned long long source = reinterpret_cast<unsigned long long>(from);
-    const int lane = threadIdx.x & 31;
-    for (int i = 0; i < 32; ++i) {
-        const int length = __shfl_sync(0xFFFFFFFFu, bytes, i);
-        const u32 there = __shfl_sync(0xFFFFFFFFu, target, i);
-        const unsigned long long here = __shfl_sync(0xFFFFFFFFu, source, i);
-        for (int at = 16 * lane; at < length; at += 512) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(there + at), "l"(here + at) : "memory");
-        }
-    }
-#endif
-}
-
-// Behind the last copy of a phase, by all lanes.
-__device__ __forceinline__ void close_copies(void* barrier) {
-#if __CUDA_ARCH__ < 900
+// This thread arrives once all copies are there that it started before.
+__device__ __forceinline__ void arrive_with_copies(void* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-#endif
 }
 
-// Until the first `threads` of a block have all come.
-__device__ __forceinline__ void barrier_of(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+// Until `threads` threads of the block have come to barrier kName, 1 or 2.
+template <int kName>
+__device__ __forceinline__ void barrier_of(int threads) {
+    asm volatile("bar.sync %0, %1;" ::"n"(kName), "r"(threads) : "memory");
+}
 
 // ---- Registers: on sm_90a four warps that copy leave theirs to those that multiply. All warps of a group of four call it.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr int kCopyWarps = 4;
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -112,7 +69,6 @@ __device__ __forceinline__ void leave_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 #else
-constexpr int kCopyWarps = 1;
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {}
 template <int kRegisters>

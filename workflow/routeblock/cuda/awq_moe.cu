@@ -16,8 +16,8 @@
 // 8 * kEights. W13's output is the activation, [routes, N/2]; W2's is [routes, N]. Rows of routes that the plan does not
 // have are not written.
 //
-// The last warp of a block of threads starts copies, kStages deep through shared memory and over the borders of tiles; the
-// others multiply, each at its own pace. Blocks of threads are persistent.
+// The last four warps of a block of threads start copies, kStages deep through shared memory and over the borders of
+// tiles; the others multiply, each at its own pace. Blocks of threads are persistent.
 
 #include "awq_machine.cuh"
 
@@ -66,6 +66,7 @@ struct List {
     int expert;
     int unused[3];
     int route[kTokens];
+    int row[kTokens];  // of the input
     float weight[kTokens];
 };
 
@@ -74,21 +75,20 @@ struct Gemm {
     static constexpr int kTokens = 8 * kEights;
     static constexpr int kWorkers = 64 * kUnits;  // threads that multiply
     static constexpr int kPairs = kUnits / 2;
-    static constexpr int kRuns = kSecond ? 1 : 2;  // stretches of neighbouring units in a tile: W13 has gate and up
-    static constexpr int kRunUnits = kUnits / kRuns;
+    static constexpr int kCopiers = 128;
     static constexpr int kSteps = 4 * kTiles;
     static constexpr int kWeightBytes = kUnits * kSteps * kStepBytes;  // of a stage
     static constexpr int kRowBytes = 128 * kTiles;
     static constexpr int kRowStride = kRowBytes + 16;  // eight rows at one place lie in eight different banks
     static constexpr int kInputBytes = kTokens * kRowStride;
-    static constexpr int kOwnTokens = (kTokens + 31) / 32;  // of a lane of the warp that copies
+    static constexpr int kSegments = kRowBytes / 16;  // of an input row's part in a stage
     static constexpr int kLists = kStages + 1;  // copies may have begun so many tiles, the one that is stored included
     static constexpr int kRound = kEights == 1 ? 8 : 16;  // tokens that the end of a tile takes at a time
     static constexpr int kSumBytes = kUnits * kRound * kUnit * 4;
     static constexpr int kOutStride = 2 * kUnit * kUnits + 16;
     // Four bits higher a stored value needs no shift, but offsets of its own, for which many tokens leave no registers.
     static constexpr bool kTwoPlaces = !kBf16 && kEights <= 2;
-    static_assert(kRuns * kSteps <= 32 && kRuns * 2 * kTiles <= 32, "one stretch a lane");
+    static_assert(16 * kTiles * kUnits <= kCopiers && kUnits <= 4, "a stage's scales are copied 16 bytes a thread");
 
     const Problem& p;
     const int lane, warp, unit, chain;
@@ -136,29 +136,24 @@ struct Gemm {
         return kSecond ? place < p.n / kUnit : place < (u / kPairs + 1) * (p.n / (2 * kUnit));
     }
 
-    // ---- The warp that copies
+    // ---- The warps that copy
 
     struct Fetch {
         int tile, turn, chunk;
-        int rows;  // of the input that the tile reads
-        // This lane's stretches: where in global memory the first chunk's part begins, how long a part is; 0: none.
-        const unsigned char* weights;
-        const unsigned char* scales;
-        const unsigned char* zeros;
-        const unsigned char* row[kOwnTokens];
-        int weight_bytes, scale_bytes, zero_bytes;
-        int total;  // bytes of all lanes that do not depend on the chunk: of a step, of a group
-        int group_total;
-        // Of this tile and the next ones, on their way before they are needed.
-        int expert, next_expert, later_expert;
-        int route[kOwnTokens], next_route[kOwnTokens], later_route[kOwnTokens];
-        float weight[kOwnTokens], next_weight[kOwnTokens];
+        // Where this thread's parts of the first chunk lie, in units of 16 bytes.
+        u32 weights, scales, zeros;
+        bool has_weights, has_scales, has_zeros;
+        // Of the next tiles, on their way before they are needed; routes of one token a thread.
+        int next_expert, later_expert, next_route, later_route;
+        float next_weight;
     };
 
+    __device__ __forceinline__ int copier() const { return static_cast<int>(threadIdx.x) - kWorkers; }
+
     __device__ __forceinline__ int expert_at(int tile) const { return tile < tiles ? p.expert_ids[tile / column_tiles] : -1; }
-    __device__ __forceinline__ int route_at(int tile, int token) const {
-        if (tile >= tiles || token >= kTokens) return kNoRoute;
-        const int route = p.sorted_token_ids[tile / column_tiles * kTokens + token];
+    __device__ __forceinline__ int route_at(int tile) const {
+        if (tile >= tiles || copier() >= kTokens) return kNoRoute;
+        const int route = p.sorted_token_ids[tile / column_tiles * kTokens + copier()];
         return route >= 0 && route < p.routes ? route : kNoRoute;
     }
     __device__ __forceinline__ float weight_of(int route) const {
@@ -168,115 +163,94 @@ struct Gemm {
     __device__ __forceinline__ void begin(Fetch& f) const {
         f.tile = blockIdx.x;
         f.turn = 0;
-        const int step = gridDim.x;
         f.next_expert = expert_at(f.tile);
-        f.later_expert = expert_at(f.tile + step);
-#pragma unroll
-        for (int i = 0; i < kOwnTokens; ++i) {
-            f.next_route[i] = route_at(f.tile, lane + 32 * i);
-            f.later_route[i] = route_at(f.tile + step, lane + 32 * i);
-        }
-#pragma unroll
-        for (int i = 0; i < kOwnTokens; ++i) f.next_weight[i] = weight_of(f.next_route[i]);
+        f.next_route = route_at(f.tile);
+        f.later_expert = expert_at(f.tile + gridDim.x);
+        f.later_route = route_at(f.tile + gridDim.x);
+        f.next_weight = weight_of(f.next_route);
         enter(f);
     }
 
-    // Where the stretches of tile f.tile begin.
+    // Places of tile f.tile's parts.
     __device__ __forceinline__ void enter(Fetch& f) const {
         f.chunk = 0;
         if (f.tile >= tiles) return;
-        const int step = gridDim.x;
-        f.expert = f.next_expert;
-        f.next_expert = f.later_expert;
-        f.later_expert = expert_at(f.tile + 2 * step);
-        f.rows = 0;
-#pragma unroll
-        for (int i = 0; i < kOwnTokens; ++i) {
-            f.route[i] = f.expert < 0 ? kNoRoute : f.next_route[i];
-            f.weight[i] = f.next_weight[i];
-            f.next_route[i] = f.later_route[i];
-            f.next_weight[i] = weight_of(f.next_route[i]);
-            f.later_route[i] = route_at(f.tile + 2 * step, lane + 32 * i);
-            const int row = kSecond ? f.route[i] : f.route[i] / p.top_k;
-            f.row[i] = f.route[i] == kNoRoute ? nullptr : p.input + static_cast<size_t>(row) * (2 * p.k);
-            f.rows += __popc(__ballot_sync(kAllLanes, f.route[i] != kNoRoute));
-        }
-        const size_t expert = max(f.expert, 0);
-        const int column_tile = f.tile % column_tiles;
-        const size_t columns = p.n;
-        // Units of each run that exist.
-        int units[kRuns];
-        f.total = f.group_total = 0;
-#pragma unroll
-        for (int r = 0; r < kRuns; ++r) {
-            units[r] = min(kRunUnits, (r + 1) * (p.n / (kUnit * kRuns)) - place(column_tile, r * kRunUnits));
-            f.total += units[r] * kStepBytes;
-            f.group_total += units[r] * ((p.groups > 1 ? kScaleBytes : 0) + (kZeros ? kZeroBytes : 0));
-        }
+        const int expert = max(f.next_expert, 0), column_tile = f.tile % column_tiles, thread = copier();
+        const u32 columns = p.n;
         {
-            const int s = lane % kSteps, r = lane / kSteps, at = place(column_tile, min(r, kRuns - 1) * kRunUnits);
-            f.weight_bytes = r < kRuns ? (r == 0 ? units[0] : units[kRuns - 1]) * kStepBytes : 0;
-            f.weights = p.q + ((expert * (p.k / 16) + s) * columns * 8 + static_cast<size_t>(at) * kStepBytes);
+            const int u = thread / 32 % kUnits, at = place(column_tile, u);
+            f.has_weights = exists(at, u);
+            f.weights = (static_cast<u32>(expert) * (p.k / 16) + thread / (32 * kUnits)) * (columns / 2) + at * (kStepBytes / 16) + lane;
         }
+        const u32 first = static_cast<u32>(expert) * p.groups;
         {
-            const int g = lane % (2 * kTiles), r = lane / (2 * kTiles), at = place(column_tile, min(r, kRuns - 1) * kRunUnits);
-            const int there = r < kRuns && g < scale_rows ? (r == 0 ? units[0] : units[kRuns - 1]) : 0;
-            const size_t first = (expert * p.groups + g) * columns + at * kUnit;
-            f.scale_bytes = p.groups > 1 ? there * kScaleBytes : 0;
-            f.scales = p.scales + first * 2;
-            f.zero_bytes = kZeros ? there * kZeroBytes : 0;
-            f.zeros = p.zeros + first / 2;
+            const int u = thread / 8 % kUnits, r = thread / (8 * kUnits), at = place(column_tile, u);
+            f.has_scales = p.groups > 1 && r < scale_rows && exists(at, u);
+            f.scales = (first + r) * (columns / 8) + at * (kUnit / 8) + thread % 8;
+        }
+        if (kZeros) {
+            const int u = thread / 2 % kUnits, r = thread / (2 * kUnits), at = place(column_tile, u);
+            f.has_zeros = r < scale_rows && exists(at, u);
+            f.zeros = (first + r) * (columns / 32) + at * (kUnit / 32) + thread % 2;
         }
     }
 
-    __device__ __forceinline__ int steps_of(const Fetch& f) const { return min(kSteps, p.k / 16 - f.chunk * kSteps); }
-    __device__ __forceinline__ int group_of(const Fetch& f) const { return (f.chunk * 64 * kTiles) >> p.group_shift; }
+    // The tile's list, once its first stage is free; and loads for the tiles behind it.
+    __device__ __forceinline__ void write_list(Fetch& f) const {
+        List<kTokens>& l = list(f.turn);
+        if (copier() == 0) l.expert = f.next_expert;
+        if (copier() < kTokens) {
+            const int route = f.next_expert < 0 ? kNoRoute : f.next_route;
+            l.route[copier()] = route;
+            l.row[copier()] = kSecond || route == kNoRoute ? route : route / p.top_k;
+            if (kSecond) l.weight[copier()] = f.next_weight;
+        }
+        f.next_expert = f.later_expert;
+        f.next_route = f.later_route;
+        f.next_weight = weight_of(f.next_route);
+        f.later_expert = expert_at(f.tile + 2 * gridDim.x);
+        f.later_route = route_at(f.tile + 2 * gridDim.x);
+        barrier_of<2>(kCopiers);
+    }
 
-    // Announces the stage, then starts copies of weights, scales and zero points. Before a tile's first stage its list.
+    // Weights, scales and zero points of the stage.
     __device__ __forceinline__ void fetch_weights(const Fetch& f, int slot) const {
-        if (f.chunk == 0) {
-            List<kTokens>& l = list(f.turn);
-            if (lane == 0) l.expert = f.expert;
+        constexpr int kStride = kCopiers / 32 / kUnits;  // warps that share a unit
+        const int thread = copier(), u = thread / 32 % kUnits, first = thread / (32 * kUnits);
+        unsigned char* to = stage(slot) + first * (kUnits * kStepBytes) + u * kStepBytes + 16 * lane;
+        const size_t step = 8 * static_cast<size_t>(p.n);
+        const unsigned char* from = p.q + 16 * static_cast<size_t>(f.weights) + f.chunk * kSteps * step;
+        if (f.has_weights) {
 #pragma unroll
-            for (int i = 0; i < kOwnTokens; ++i) {
-                const int token = lane + 32 * i;
-                if (token < kTokens) {
-                    l.route[token] = f.route[i];
-                    if (kSecond) l.weight[token] = f.weight[i];
-                }
+            for (int s = 0; s < kSteps; s += kStride) {
+                if (kTiles > 1 && s % 4 == 0 && s > 0 && (f.chunk * kSteps + s) * 16 >= p.k) break;
+                copy16(to + s * (kUnits * kStepBytes), from + s * step);
             }
-            __syncwarp();
         }
-        unsigned char* to = stage(slot);
-        const int steps = steps_of(f), group = group_of(f), groups = min(scale_rows, p.groups - group);
-        if (lane == 0) announce(full() + slot, steps * (f.total + 32 * f.rows) + groups * f.group_total);
-        __syncwarp();
-        const size_t columns = p.n;
-        {
-            const int s = lane % kSteps, r = lane / kSteps;
-            start_copies(to + s * (kUnits * kStepBytes) + r * (kRunUnits * kStepBytes),
-                         f.weights + f.chunk * kSteps * columns * 8, s < steps ? f.weight_bytes : 0, full() + slot);
+        const int group = (f.chunk * 64 * kTiles) >> p.group_shift;
+        if (f.has_scales && group + thread / (8 * kUnits) < p.groups) {
+            copy16(scales(stage(slot)) + 16 * thread, p.scales + (static_cast<size_t>(f.scales) + group * (p.n / 8)) * 16);
         }
-        const int g = lane % (2 * kTiles), r = lane / (2 * kTiles);
-        const bool here = g < groups;
-        if (p.groups > 1) {
-            start_copies(scales(to) + (g * kUnits + r * kRunUnits) * kScaleBytes, f.scales + group * columns * 2,
-                         here ? f.scale_bytes : 0, full() + slot);
-        }
-        if (kZeros) {
-            start_copies(zeros(to) + (g * kUnits + r * kRunUnits) * kZeroBytes, f.zeros + group * columns / 2,
-                         here ? f.zero_bytes : 0, full() + slot);
+        if (kZeros && f.has_zeros && group + thread / (2 * kUnits) < p.groups) {
+            copy16(zeros(stage(slot)) + 16 * thread, p.zeros + (static_cast<size_t>(f.zeros) + group * (p.n / 32)) * 16);
         }
     }
 
     __device__ __forceinline__ void fetch_inputs(const Fetch& f, int slot) const {
-        unsigned char* to = inputs(stage(slot));
+        const int segment = copier() % kSegments, first = copier() / kSegments;
+        const int* rows = list(f.turn).row;
+        unsigned char* to = inputs(stage(slot)) + 16 * segment;
+        const int byte = f.chunk * kRowBytes + 16 * segment;
+        if (byte < 2 * p.k) {
 #pragma unroll
-        for (int i = 0; i < kOwnTokens; ++i) {
-            start_copies(to + (lane + 32 * i) * kRowStride, f.row[i] + f.chunk * kRowBytes,
-                         f.row[i] ? 32 * steps_of(f) : 0, full() + slot);
+            for (int token = 0; token < kTokens; token += kCopiers / kSegments) {
+                if (kTokens < kCopiers / kSegments && first >= kTokens) break;
+                const int row = rows[token + first];
+                if (row == kNoRoute) break;  // padding stands at the end
+                copy16(to + (token + first) * kRowStride, p.input + static_cast<size_t>(row) * (2 * p.k) + byte);
+            }
         }
-        close_copies(full() + slot);
+        arrive_with_copies(full() + slot);
     }
 
     __device__ __forceinline__ void advance(Fetch& f) const {
@@ -291,28 +265,25 @@ struct Gemm {
         Fetch f;
         begin(f);
         int slot = 0;
+        u32 parity = 1;  // no stage has been used yet: waiting for the phase before the first is over at once
         if (kSecond) {
-            // Weights do not wait for W13.
-            Fetch ahead = f;
+            // Weights do not wait for W13. Only stages of the first tile are filled ahead.
 #pragma unroll 1
-            for (int s = 0; s < kStages && ahead.tile < tiles; ++s) {
-                fetch_weights(ahead, s);
-                advance(ahead);
-            }
+            for (f.chunk = 0; f.chunk < min(kStages, chunks) && f.tile < tiles; ++f.chunk) fetch_weights(f, f.chunk);
+            f.chunk = 0;
             wait_for_predecessor();
             let_successor_start();
-#pragma unroll 1
-            for (; slot < kStages && f.tile < tiles; ++slot) {
-                fetch_inputs(f, slot);
-                advance(f);
-            }
-            if (slot == kStages) slot = 0;
         }
-        u32 parity = kSecond ? 0 : 1;  // no stage has been used yet: waiting for the phase before the first is over at once
+        int filled = kSecond ? min(kStages, chunks) : 0;
 #pragma unroll 1
         while (f.tile < tiles) {
             wait_for(empty() + slot, parity);
-            fetch_weights(f, slot);
+            if (f.chunk == 0) write_list(f);
+            if (filled > 0) {
+                --filled;
+            } else {
+                fetch_weights(f, slot);
+            }
             fetch_inputs(f, slot);
             advance(f);
             if (++slot == kStages) {
@@ -381,52 +352,59 @@ struct Gemm {
         a[3] = multiply_pair<kBf16>(add_pair<kBf16>(x[3], terms.high[i][1]), terms.scale[i][1]);
     }
 
-    // One stage: this warp's two steps of each of its K-tiles, for the first kUsed * 8 tokens.
+    // One K-tile of a stage: this warp's two steps, for the first kUsed * 8 tokens.
+    template <int kUsed>
+    __device__ __forceinline__ void multiply_tile(float (&acc)[4][kEights][4], const unsigned char* weights,
+                                                  const unsigned char* rows, const Terms& terms) const {
+        constexpr int kLoads = (kUsed + 1) / 2;
+        u32 b[kLoads][4];
+        if (kEights == 1) load_matrices(b[0], rows);
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+            if (kEights > 1) {
+#pragma unroll
+                for (int j = 0; j < kLoads; ++j) load_matrices(b[j], rows + 16 * j * kRowStride + 32 * s);
+            }
+            const int4 own = *reinterpret_cast<const int4*>(weights + s * (kUnits * kStepBytes));
+            const u32 word[4] = {static_cast<u32>(own.x), static_cast<u32>(own.y), static_cast<u32>(own.z),
+                                 static_cast<u32>(own.w)};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                u32 a[4];
+                expand(a, word[i], terms, i);
+#pragma unroll
+                for (int j = 0; j < kUsed; ++j) {
+                    if (kEights == 1) {
+                        multiply<kBf16>(acc[i][0], a, b[0][2 * s], b[0][2 * s + 1]);
+                    } else {
+                        multiply<kBf16>(acc[i][j], a, b[j / 2][2 * (j % 2)], b[j / 2][2 * (j % 2) + 1]);
+                    }
+                }
+            }
+        }
+    }
+
     template <int kUsed>
     __device__ __forceinline__ void multiply_stage(float (&acc)[4][kEights][4], unsigned char* stage, int chunk) const {
-        const unsigned char* weights = stage + unit * kStepBytes + 16 * lane;
-        const unsigned char* rows = inputs(stage);
-        const int first_group = (chunk * 64 * kTiles) >> p.group_shift;
+        const unsigned char* weights = stage + (2 * chain * kUnits + unit) * kStepBytes + 16 * lane;
+        // Eight tokens alone: both steps in one load, else two eights of one step.
+        const int token = kEights == 1 ? lane & 7 : (lane & 7) + 8 * (lane >> 4);
+        const int segment = kEights == 1 ? lane >> 3 : (lane >> 3) & 1;
+        const unsigned char* rows = inputs(stage) + token * kRowStride + 16 * (4 * chain + segment);
         Terms terms;
-        int have = -1;
+        if ((1 << p.group_shift) >= 64 * kTiles && (chunk + 1) * kTiles * 64 <= p.k) {
+            read_terms(terms, stage, 0);  // one group, whole stage: the common case
 #pragma unroll (kEights < 4 ? kTiles : 1)
-        for (int t = 0; t < kTiles; ++t) {
-            const int k = (chunk * kTiles + t) * 64 + 32 * chain;
-            if (kTiles > 1 && k >= p.k) break;
-            const int row = (k >> p.group_shift) - first_group;
-            if (row != have) read_terms(terms, stage, row);
-            have = row;
-            constexpr int kLoads = (kUsed + 1) / 2;
-            u32 b[kLoads][4];
-            if (kEights == 1) {
-                load_matrices(b[0], rows + (lane & 7) * kRowStride + 16 * (8 * t + 4 * chain + (lane >> 3)));
+            for (int t = 0; t < kTiles; ++t) {
+                multiply_tile<kUsed>(acc, weights + 4 * t * (kUnits * kStepBytes), rows + 128 * t, terms);
             }
-#pragma unroll
-            for (int s = 0; s < 2; ++s) {
-                if (kEights > 1) {
-                    const int token = (lane & 7) + 8 * (lane >> 4), segment = 8 * t + 4 * chain + 2 * s + ((lane >> 3) & 1);
-#pragma unroll
-                    for (int j = 0; j < kLoads; ++j) {
-                        load_matrices(b[j], rows + (16 * j + token) * kRowStride + 16 * segment);
-                    }
-                }
-                const int4 own = *reinterpret_cast<const int4*>(weights + (4 * t + 2 * chain + s) * (kUnits * kStepBytes));
-                const u32 word[4] = {static_cast<u32>(own.x), static_cast<u32>(own.y), static_cast<u32>(own.z),
-                                     static_cast<u32>(own.w)};
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    u32 a[4];
-                    expand(a, word[i], terms, i);
-#pragma unroll
-                    for (int j = 0; j < kUsed; ++j) {
-                        if (kEights == 1) {
-                            multiply<kBf16>(acc[i][0], a, b[0][2 * s], b[0][2 * s + 1]);
-                        } else {
-                            multiply<kBf16>(acc[i][j], a, b[j / 2][2 * (j % 2)], b[j / 2][2 * (j % 2) + 1]);
-                        }
-                    }
-                }
-            }
+            return;
+        }
+        const int first_group = (chunk * 64 * kTiles) >> p.group_shift;
+#pragma unroll 1
+        for (int t = 0; t < kTiles && (chunk * kTiles + t) * 64 < p.k; ++t) {
+            read_terms(terms, stage, (((chunk * kTiles + t) * 64 + 32 * chain) >> p.group_shift) - first_group);
+            multiply_tile<kUsed>(acc, weights + 4 * t * (kUnits * kStepBytes), rows + 128 * t, terms);
         }
     }
 
@@ -493,7 +471,7 @@ struct Gemm {
                     mine[(kHalf == 1 ? i : 4 * chain + i) * 32] = float4{give[0], give[1], give[2], give[3]};
                 }
             }
-            barrier_of(kWorkers);
+            barrier_of<1>(kWorkers);
             if (kHalf == 2 || chain == 0) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
@@ -515,7 +493,7 @@ struct Gemm {
                     }
                 }
             }
-            barrier_of(kWorkers);
+            barrier_of<1>(kWorkers);
             store(8 * j, column_tile, l);
         }
     }
@@ -583,10 +561,9 @@ struct Gemm {
     __device__ __forceinline__ void run() {
         if (threadIdx.x == 0) {
             for (int s = 0; s < kStages; ++s) {
-                make_barrier(full() + s, kCopyArrivals);
+                make_barrier(full() + s, kCopiers);
                 make_barrier(empty() + s, 2 * kUnits);
             }
-            show_barriers();
         }
         __syncthreads();
         if (!kSecond) {
@@ -597,12 +574,12 @@ struct Gemm {
         tiles = *p.num_tokens_post_padded / kTokens * column_tiles;
         // Registers a thread, in eights: what a block of threads gets at its launch, what its four last warps keep, and
         // what that leaves the others.
-        constexpr int kThreads = kWorkers + 128, kCopy = kEights > 1 ? 32 : 40;
+        constexpr int kThreads = kWorkers + kCopiers, kCopy = 40;
         constexpr int kEntry = 65536 / kResident / kThreads / 8 * 8;
-        constexpr int kLeft = (kEntry * kThreads - 128 * kCopy) / kWorkers / 8 * 8, kMultiply = kLeft < 232 ? kLeft : 232;
+        constexpr int kLeft = (kEntry * kThreads - kCopiers * kCopy) / kWorkers / 8 * 8, kMultiply = kLeft < 232 ? kLeft : 232;
         if (warp >= 2 * kUnits) {
             leave_registers<kCopy>();
-            if (warp == 2 * kUnits) copy_all();
+            copy_all();
         } else {
             take_registers<kMultiply>();
             multiply_all();
@@ -653,7 +630,7 @@ __device__ __forceinline__ void sum_routes(const unsigned char* rows, unsigned c
 }  // namespace
 
 #define AWQ_GEMM(NAME, BF16, ZEROS, SECOND, TOKENS, UNITS, TILES, STAGES, RESIDENT)                                    \
-    extern "C" __global__ void __launch_bounds__(64 * UNITS + 32 * kCopyWarps, RESIDENT) NAME##_##TOKENS##x##UNITS(                      \
+    extern "C" __global__ void __launch_bounds__(64 * UNITS + 128, RESIDENT) NAME##_##TOKENS##x##UNITS(                      \
         const unsigned char* input, const unsigned char* q, const unsigned char* scales, const unsigned char* zeros,   \
         unsigned char* out, const int* sorted_token_ids, const int* expert_ids, const int* num_tokens_post_padded,     \
         const float* topk_weights, int routes, int top_k, int n, int k, int groups, int group_shift) {                 \

@@ -110,9 +110,10 @@ class Form:
     def name(self) -> str:
         return f"{self.tokens}x{self.units}"
 
-    def threads(self, architecture: str) -> int:
-        """Two warps a unit multiply, one copies; on sm_90 with three idle ones, whose registers the others take."""
-        return 64 * self.units + (128 if architecture == "sm_90" else 32)
+    @property
+    def threads(self) -> int:
+        """Two warps a unit multiply, four copy."""
+        return 64 * self.units + 128
 
     def shared_bytes(self, sizes: Sizes, gemm: Gemm) -> int:
         """Shared memory of a block of threads: stages, sums of one chain, outputs, barriers, lists of routes."""
@@ -121,7 +122,7 @@ class Form:
         stage = weights + inputs + rows * self.units * (128 + 32)
         together = min(self.tokens, 16)
         sums, outputs = self.units * together * 64 * 4, together * (128 * self.units + 16)
-        lists = (self.stages + 1) * (16 + 8 * self.tokens)
+        lists = (self.stages + 1) * (16 + 12 * self.tokens)
         return self.stages * (stage + 2 * 8) + sums + outputs + lists
 
 
@@ -146,8 +147,11 @@ class Launch:
 
     form: Form
     grid: int
-    threads: int
     shared_bytes: int
+
+    @property
+    def threads(self) -> int:
+        return self.form.threads
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,7 @@ def launch(sizes: Sizes, gemm: Gemm, form: Form, architecture: str, multiprocess
     # Tiles of W13 hold as many up units as gate units.
     tiles = -(-columns // 2 // (form.units // 2)) if gemm == "w13" else -(-columns // form.units)
     grid = min(resident * multiprocessors, blocks_bound(sizes, form.tokens) * tiles)
-    return Launch(form, grid, form.threads(architecture), shared)
+    return Launch(form, grid, shared)
 
 
 def plan(
