@@ -39,11 +39,20 @@ class _Arguments(ctypes.Structure):
     ]
 
 
-def build(folder: Path) -> ctypes.CDLL:
-    """Compile the emulation into `folder` and load it."""
+def build(folder: Path, *defines: str) -> ctypes.CDLL:
+    """Compile the emulation into `folder` and load it. defines: macros, NAME or NAME=VALUE."""
     assert COMPILER
     library = folder / "libawq.so"
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", "-w"]
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-ffp-contract=off",
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        "-w",
+        *(f"-D{d}" for d in defines),
+    ]
     command = [COMPILER, *flags, f"-I{SOURCES}", f"-I{HERE}", "-x", "c++", str(HERE / "awq_moe.cpp")]
     subprocess.run([*command, "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import awq_emulator as emulator
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from routeblock.cuda import awq_moe_plan as plans
 from routeblock.cuda.awq_moe_plan import FORMS, Plan, Sizes
 from routeblock.moe.routing import align
-from routeblock.twin.layer import GemmWeights, combine, moe_layer
+from routeblock.twin.gemm import moe_gemm
+from routeblock.twin.layer import GemmWeights, combine, moe_layer, silu_and_mul
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 FULL_K = (64, 128, 1)  # a grid of one block cuts no tile: the twin's full K
@@ -192,3 +194,41 @@ def test_a_block_without_an_expert_is_skipped(library: ctypes.CDLL) -> None:
     out = call.topk_ids.reshape(-1) == 0
     assert (got[out].view(np.uint8) == emulator.POISON).all()
     assert np.array_equal(got[~out].view(np.uint16), wanted(call)["activation"][~out].view(np.uint16))
+
+
+def test_each_gemm_has_its_own_number_of_groups(library: ctypes.CDLL) -> None:
+    """K as deep as a group: one scale a column there, multiplied into the rounded sum, and groups in the other GEMM."""
+    for hidden, intermediate in ((128, 256), (256, 128)):
+        sizes = Sizes(9, 2, 3, hidden, intermediate, 128, "bfloat16", hidden == 256)
+        call = draw(sizes, 10)
+        plan = align(call.topk_ids, 3, 8)
+
+        def gemm(
+            name: plans.Gemm, x: NDArray[Any], top_k: int, weights: Any, sizes: Sizes = sizes, call: Call = call,
+            plan: Any = plan,
+        ) -> NDArray[Any]:  # fmt: skip
+            own = getattr(call, name)
+            size = 128 if sizes.groups(name) > 1 else -1
+            return moe_gemm(
+                x, *own, plan, top_k=top_k, architecture="hopper", thread_k=64, thread_n=128, grid=1, group_size=size,
+                topk_weights=weights, full_k=True,
+            )  # fmt: skip
+
+        activation = silu_and_mul(gemm("w13", call.hidden, 2, None))
+        rows = gemm("w2", activation, 1, call.topk_weights)
+        want = {"activation": activation, "w2": rows, "final": combine(rows.reshape(9, 2, hidden))}
+        check(emulator.Machine(library), call, launches(sizes, 8, 2, 2), want)
+
+
+@pytest.mark.parametrize("late_copies", [False, True], ids=["early", "late"])
+def test_gpus_without_bulk_copies(tmp_path: Path, late_copies: bool) -> None:
+    library = emulator.build(tmp_path, "AWQ_KIND=AWQ_F16_U4", "ROUTEBLOCK_NO_BULK_COPIES")
+    sizes = Sizes(21, 2, 3, 192, 192, 32)
+    call = draw(sizes, 11)
+    wide = -sizes.hidden % 128
+    padded = [np.concatenate([x, np.zeros((*x.shape[:2], wide), x.dtype)], 2) for x in call.w2 if x is not None]
+    want = wanted(replace(call, w2=GemmWeights(padded[0], padded[1], padded[2])), "ampere")
+    want = {name: surface[:, : sizes.hidden] if name in ("w2", "final") else surface for name, surface in want.items()}
+    for form in FORMS.values():
+        machine = emulator.Machine(library, seed=5, late_copies=late_copies, architecture="ampere")
+        check(machine, call, launches(sizes, form.tokens, form.units, form.units), want)

@@ -28,7 +28,8 @@ from routeblock.cuda.awq_moe_plan import FORMS, Plan, Sizes
 from routeblock.cuda.vllm_ops import DeviceWeights, to_host
 from routeblock.moe.awq import marlin_unpack_weights, marlin_unpack_zeros, marlin_unpermute_scales
 from routeblock.moe.routing import align
-from routeblock.twin.layer import GemmWeights, combine, moe_layer
+from routeblock.twin.gemm import moe_gemm
+from routeblock.twin.layer import GemmWeights, combine, silu_and_mul
 
 DEVICE = "cuda"
 CALLS_A_LAYER = 60
@@ -143,19 +144,25 @@ def twin_weights(weights: DeviceWeights) -> GemmWeights:
     )
 
 
-def against_twin(runner: Runner, layer: awq_moe.Layer, drawn: Drawn, sizes: Sizes, inputs: Any, unpacked: Any) -> bool:
+def against_twin(runner: Runner, layer: awq_moe.Layer, sizes: Sizes, inputs: Any, unpacked: Any) -> bool:
+    """Whether all surfaces have the twin's bytes. Each GEMM is told of its own groups: one group is a column's scale."""
     x, ids, weights = inputs
     plan = align(to_host(ids), sizes.experts, 8)
-    want = moe_layer(
-        to_host(x), to_host(ids), to_host(weights), *unpacked, plan, architecture="hopper", w13_launch=(64, 128, 1),
-        w2_launch=(64, 128, 1), group_size=sizes.group_size,
-    )  # fmt: skip
+
+    def gemm(name: Any, rows: Any, top_k: int, own: GemmWeights, topk_weights: Any) -> Any:
+        group_size = sizes.group_size if sizes.groups(name) > 1 else -1
+        return moe_gemm(
+            rows, *own, plan, top_k=top_k, architecture="hopper", thread_k=64, thread_n=128, grid=1,
+            group_size=group_size, topk_weights=topk_weights, full_k=True,
+        )  # fmt: skip
+
+    activation = silu_and_mul(gemm("w13", to_host(x), sizes.top_k, unpacked[0], None))
+    routed = gemm("w2", activation, 1, unpacked[1], to_host(weights))
+    want = (activation, routed, combine(routed.reshape(sizes.tokens, sizes.top_k, -1)))
     chosen = awq_moe_plan.plan(sizes, multiprocessors=runner.processors)
     got = runner.run(layer, sizes, chosen, x, ids, weights)
-    names = ("activation", "w2", "final")
-    return all(
-        np.array_equal(to_host(g).view(np.uint16), want[n].view(np.uint16)) for g, n in zip(got, names, strict=True)
-    )
+    pairs = ((to_host(surface), surface_wanted) for surface, surface_wanted in zip(got, want, strict=True))
+    return all(np.array_equal(a.view(np.uint16), b.view(np.uint16)) for a, b in pairs)
 
 
 def inputs_of(rng: np.random.Generator, generator: torch.Generator, sizes: Sizes) -> tuple[Any, Any, Any]:
@@ -222,7 +229,7 @@ def random_calls(runner: Runner, calls: int, twins: int, seed: int, limit_s: flo
             ):
                 unpacked = unpacked or (twin_weights(drawn.w13), twin_weights(drawn.w2))
                 counts["calls against the twin"] += 1
-                if not against_twin(runner, layer, drawn, sizes, inputs, unpacked):
+                if not against_twin(runner, layer, sizes, inputs, unpacked):
                     wrong.append(f"{told}: twin")
         if number % 20 == 19:
             print(f"{counts['calls']} calls, {len(wrong)} wrong, {time.perf_counter() - start:.0f} s", flush=True)

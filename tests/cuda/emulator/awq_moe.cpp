@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// awq_moe.cu as a shared library for a CPU: `emulate` runs one kernel by name.
+// awq_moe.cu as a shared library for a CPU: `emulate` runs one kernel by name. AWQ_KIND: of one kind alone, sooner built.
 #include "awq_on_cpu.h"
 
 thread_local unsigned char shared_memory[emulated::kSharedBytes] __attribute__((aligned(128)));
@@ -39,7 +39,11 @@ void sum(void* raw) {
 #define AWQ_GEMM(NAME, BF16, ZEROS, SECOND, TOKENS, UNITS, TILES, STAGES, RESIDENT) \
   {#NAME "_" #TOKENS "x" #UNITS, gemm<NAME##_##TOKENS##x##UNITS>},
 const Entry kEntries[] = {
+#ifdef AWQ_KIND
+    AWQ_FORMS(AWQ_KIND)
+#else
     AWQ_FORMS(AWQ_F16_U4) AWQ_FORMS(AWQ_F16_U4B8) AWQ_FORMS(AWQ_BF16_U4) AWQ_FORMS(AWQ_BF16_U4B8)
+#endif
     {"sum_f16_i32", sum<int, sum_f16_i32>},
     {"sum_bf16_i32", sum<int, sum_bf16_i32>},
     {"sum_f16_i64", sum<long long, sum_f16_i64>},

@@ -30,25 +30,44 @@ inline int products_at_once = 16, fraction_bits = 25;
 inline bool late_copies = false;
 
 struct Barrier {
-  unsigned phase, pending : 16, arrivals : 16;
+  unsigned phase : 1, pending : 15, arrivals : 16;
+  int bytes;
 };
 static_assert(sizeof(Barrier) == 8, "as on the machine");
 
 struct Copy {
   void* to;
   const void* from;
+  int bytes;
 };
 struct Group {
   std::vector<Copy> copies;
   Barrier* barrier;
+  bool bulk;
 };
 inline thread_local std::vector<std::vector<Copy>> open_copies;  // of this block, a thread
 inline thread_local std::vector<Group> groups;                   // of this block, under way
 inline thread_local std::vector<long long> turns[3];             // at barriers of some threads
 inline thread_local long long at_barrier_of[3];
 
+inline void settle(Barrier& b) {
+  if (b.pending == 0 && b.bytes == 0) b.phase ^= 1, b.pending = b.arrivals;
+}
 inline void arrive_at(Barrier& b) {
-  if (--b.pending == 0) b.phase ^= 1, b.pending = b.arrivals;
+  --b.pending;
+  settle(b);
+}
+inline void finish(const Group& group) {
+  for (const Copy& c : group.copies) std::memcpy(c.to, c.from, c.bytes);
+  if (!group.bulk) return arrive_at(*group.barrier);
+  group.barrier->bytes -= group.copies[0].bytes;
+  settle(*group.barrier);
+}
+inline void check_aligned(const void* to, const void* from, int bytes) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16) {
+    std::fprintf(stderr, "a copy that is not aligned\n");
+    std::abort();
+  }
 }
 
 inline float from_16(unsigned bits, bool bf16) {
@@ -107,7 +126,7 @@ inline void leave_registers() {}
 
 inline void make_barrier(void* barrier, int arrivals) {
   const unsigned count = static_cast<unsigned>(arrivals);
-  *static_cast<emulated::Barrier*>(barrier) = {0, count, count};
+  *static_cast<emulated::Barrier*>(barrier) = {0, count, count, 0};
 }
 inline void arrive(void* barrier) { emulated::arrive_at(*static_cast<emulated::Barrier*>(barrier)); }
 inline void wait_for(void* barrier, unsigned parity) {
@@ -117,9 +136,9 @@ inline void wait_for(void* barrier, unsigned parity) {
     // Late copies come last first, when somebody has waited for them for a while.
     for (size_t i = groups.size(); turn >= 3 && i-- > 0;) {
       if (groups[i].barrier != &b) continue;
-      for (const Copy& c : groups[i].copies) std::memcpy(c.to, c.from, 16);
+      const Group group = groups[i];
       groups.erase(groups.begin() + static_cast<long>(i));
-      arrive_at(b);
+      finish(group);
       break;
     }
     yield();
@@ -127,13 +146,10 @@ inline void wait_for(void* barrier, unsigned parity) {
 }
 inline void copy16(void* to, const void* from) {
   using namespace emulated;
-  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) {
-    std::fprintf(stderr, "a copy that is not aligned\n");
-    std::abort();
-  }
+  check_aligned(to, from, 16);
   if (open_copies.size() < block->lanes.size()) open_copies.resize(block->lanes.size());
   if (late_copies)
-    open_copies[self().thread].push_back({to, from});
+    open_copies[self().thread].push_back({to, from, 16});
   else
     std::memcpy(to, from, 16);
 }
@@ -142,8 +158,28 @@ inline void arrive_with_copies(void* barrier) {
   auto* b = static_cast<Barrier*>(barrier);
   if (!late_copies) return arrive_at(*b);
   if (open_copies.size() < block->lanes.size()) open_copies.resize(block->lanes.size());
-  groups.push_back({std::move(open_copies[self().thread]), b});
+  groups.push_back({std::move(open_copies[self().thread]), b, false});
   open_copies[self().thread].clear();
+}
+#ifdef ROUTEBLOCK_NO_BULK_COPIES
+constexpr bool kBulk = false;
+#else
+constexpr bool kBulk = true;
+#endif
+inline bool one_of_the_warp() { return emulated::self().thread % 32 == 0; }
+inline void announce(void* barrier, int bytes) {
+  auto* b = static_cast<emulated::Barrier*>(barrier);
+  b->bytes += bytes;
+  emulated::arrive_at(*b);
+}
+inline void copy_bulk(void* to, const void* from, int bytes, void* barrier) {
+  using namespace emulated;
+  check_aligned(to, from, bytes);
+  const Group group{{{to, from, bytes}}, static_cast<Barrier*>(barrier), true};
+  if (late_copies)
+    groups.push_back(group);
+  else
+    finish(group);
 }
 template <int kName>
 inline void barrier_of(int threads) {

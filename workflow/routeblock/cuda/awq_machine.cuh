@@ -41,6 +41,40 @@ __device__ __forceinline__ void wait_for(void* barrier, u32 parity) {
     }
 }
 
+// ---- Copies of long stretches from global to shared memory, by one thread: it announces the bytes of a phase and arrives,
+// then starts the copies. Multiples of 16.
+#if __CUDA_ARCH__ >= 900
+constexpr bool kBulk = true;
+#else
+constexpr bool kBulk = false;
+#endif
+
+__device__ __forceinline__ bool one_of_the_warp() {
+#if __CUDA_ARCH__ >= 900
+    u32 chosen;
+    asm volatile("{ .reg .pred p; elect.sync _|p, 0xFFFFFFFF; selp.u32 %0, 1, 0, p; }" : "=r"(chosen));
+    return chosen != 0;
+#else
+    return (threadIdx.x & 31) == 0;
+#endif
+}
+
+__device__ __forceinline__ void announce(void* barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes, void* barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+#endif
+}
+
 // ---- Copies of 16 bytes from global to shared memory that a thread starts and does not wait for.
 
 __device__ __forceinline__ void copy16(void* to, const void* from) {

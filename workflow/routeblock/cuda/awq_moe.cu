@@ -75,7 +75,7 @@ struct Gemm {
     static constexpr int kTokens = 8 * kEights;
     static constexpr int kWorkers = 64 * kUnits;  // threads that multiply
     static constexpr int kPairs = kUnits / 2;
-    static constexpr int kCopiers = 128;
+    static constexpr int kCopyWarps = 4, kCopiers = 32 * kCopyWarps;
     static constexpr int kSteps = 4 * kTiles;
     static constexpr int kWeightBytes = kUnits * kSteps * kStepBytes;  // of a stage
     static constexpr int kRowBytes = 128 * kTiles;
@@ -88,7 +88,7 @@ struct Gemm {
     static constexpr int kOutStride = 2 * kUnit * kUnits + 16;
     // Four bits higher a stored value needs no shift, but offsets of its own, for which many tokens leave no registers.
     static constexpr bool kTwoPlaces = !kBf16 && kEights <= 2;
-    static_assert(16 * kTiles * kUnits <= kCopiers && kUnits <= 4, "a stage's scales are copied 16 bytes a thread");
+    static_assert(kCopyWarps % kUnits == 0 && kCopiers >= 16 * kTiles * kUnits, "every thread has its part");
 
     const Problem& p;
     const int lane, warp, unit, chain;
@@ -142,13 +142,16 @@ struct Gemm {
         int tile, turn, chunk;
         // Where this thread's parts of the first chunk lie, in units of 16 bytes.
         u32 weights, scales, zeros;
-        bool has_weights, has_scales, has_zeros;
+        int units;  // of a run of neighbouring ones that exist: all of W2's, gate's and up's each of W13's
+        bool has_scales, has_zeros;
         // Of the next tiles, on their way before they are needed; routes of one token a thread.
         int next_expert, later_expert, next_route, later_route;
         float next_weight;
     };
 
     __device__ __forceinline__ int copier() const { return static_cast<int>(threadIdx.x) - kWorkers; }
+    // Its number where parts are dealt out from warp `first` on, so that no warp has the first part of everything.
+    __device__ __forceinline__ int copier_from(int first) const { return (copier() + kCopiers - 32 * first) % kCopiers; }
 
     __device__ __forceinline__ int expert_at(int tile) const { return tile < tiles ? p.expert_ids[tile / column_tiles] : -1; }
     __device__ __forceinline__ int route_at(int tile) const {
@@ -175,23 +178,22 @@ struct Gemm {
     __device__ __forceinline__ void enter(Fetch& f) const {
         f.chunk = 0;
         if (f.tile >= tiles) return;
-        const int expert = max(f.next_expert, 0), column_tile = f.tile % column_tiles, thread = copier();
+        const int expert = max(f.next_expert, 0), column_tile = f.tile % column_tiles;
         const u32 columns = p.n;
-        {
-            const int u = thread / 32 % kUnits, at = place(column_tile, u);
-            f.has_weights = exists(at, u);
-            f.weights = (static_cast<u32>(expert) * (p.k / 16) + thread / (32 * kUnits)) * (columns / 2) + at * (kStepBytes / 16) + lane;
-        }
+        constexpr int kRun = kSecond ? kUnits : kPairs;
+        const int at = place(column_tile, 0);
+        f.units = min(kRun, (kSecond ? p.n / kUnit : p.n / (2 * kUnit)) - at);
+        f.weights = static_cast<u32>(expert) * (p.k / 16) * (columns / 2) + at * (kStepBytes / 16);
         const u32 first = static_cast<u32>(expert) * p.groups;
         {
-            const int u = thread / 8 % kUnits, r = thread / (8 * kUnits), at = place(column_tile, u);
-            f.has_scales = p.groups > 1 && r < scale_rows && exists(at, u);
-            f.scales = (first + r) * (columns / 8) + at * (kUnit / 8) + thread % 8;
+            const int thread = copier_from(1), u = thread / 8 % kUnits, r = thread / (8 * kUnits), unit_at = place(column_tile, u);
+            f.has_scales = p.groups > 1 && r < scale_rows && exists(unit_at, u);
+            f.scales = (first + r) * (columns / 8) + unit_at * (kUnit / 8) + thread % 8;
         }
         if (kZeros) {
-            const int u = thread / 2 % kUnits, r = thread / (2 * kUnits), at = place(column_tile, u);
-            f.has_zeros = r < scale_rows && exists(at, u);
-            f.zeros = (first + r) * (columns / 32) + at * (kUnit / 32) + thread % 2;
+            const int thread = copier_from(2), u = thread / 2 % kUnits, r = thread / (2 * kUnits), unit_at = place(column_tile, u);
+            f.has_zeros = r < scale_rows && exists(unit_at, u);
+            f.zeros = (first + r) * (columns / 32) + unit_at * (kUnit / 32) + thread % 2;
         }
     }
 
@@ -215,29 +217,53 @@ struct Gemm {
 
     // Weights, scales and zero points of the stage.
     __device__ __forceinline__ void fetch_weights(const Fetch& f, int slot) const {
-        constexpr int kStride = kCopiers / 32 / kUnits;  // warps that share a unit
-        const int thread = copier(), u = thread / 32 % kUnits, first = thread / (32 * kUnits);
-        unsigned char* to = stage(slot) + first * (kUnits * kStepBytes) + u * kStepBytes + 16 * lane;
-        const size_t step = 8 * static_cast<size_t>(p.n);
+        constexpr int kRun = kSecond ? kUnits : kPairs;
+        const int which = warp - 2 * kUnits;
+        unsigned char* to = stage(slot);
+        const size_t step = 8 * static_cast<size_t>(p.n), up = static_cast<size_t>(p.n) / (2 * kUnit) * kStepBytes;
         const unsigned char* from = p.q + 16 * static_cast<size_t>(f.weights) + f.chunk * kSteps * step;
-        if (f.has_weights) {
+        if (kBulk) {
+            if (which == 0 && one_of_the_warp()) {
+                const int steps = min(kSteps, p.k / 16 - f.chunk * kSteps), bytes = f.units * kStepBytes;
+                announce(full() + slot, (kSecond ? 1 : 2) * steps * bytes);
 #pragma unroll
-            for (int s = 0; s < kSteps; s += kStride) {
+                for (int s = 0; s < kSteps; ++s) {
+                    if (kTiles > 1 && s % 4 == 0 && s >= steps) break;
+                    copy_bulk(to + s * kUnits * kStepBytes, from, bytes, full() + slot);
+                    if (!kSecond) copy_bulk(to + (s * kUnits + kPairs) * kStepBytes, from + up, bytes, full() + slot);
+                    from += step;
+                }
+            }
+            __syncwarp();
+        } else {
+#pragma unroll
+            for (int s = 0; s < kSteps; ++s) {
                 if (kTiles > 1 && s % 4 == 0 && s > 0 && (f.chunk * kSteps + s) * 16 >= p.k) break;
-                copy16(to + s * (kUnits * kStepBytes), from + s * step);
+                const int u = which % kUnits;
+                if (s % (kCopyWarps / kUnits) == which / kUnits && u % kRun < f.units) {
+                    const unsigned char* own = from + u / kRun * up + u % kRun * kStepBytes + 16 * lane;
+                    copy16(to + (s * kUnits + u) * kStepBytes + 16 * lane, own);
+                }
+                from += step;
             }
         }
         const int group = (f.chunk * 64 * kTiles) >> p.group_shift;
-        if (f.has_scales && group + thread / (8 * kUnits) < p.groups) {
-            copy16(scales(stage(slot)) + 16 * thread, p.scales + (static_cast<size_t>(f.scales) + group * (p.n / 8)) * 16);
+        if (f.has_scales) {
+            const int i = copier_from(1);
+            if (group + i / (8 * kUnits) < p.groups) {
+                copy16(scales(to) + 16 * i, p.scales + (f.scales + static_cast<size_t>(group) * (p.n / 8)) * 16);
+            }
         }
-        if (kZeros && f.has_zeros && group + thread / (2 * kUnits) < p.groups) {
-            copy16(zeros(stage(slot)) + 16 * thread, p.zeros + (static_cast<size_t>(f.zeros) + group * (p.n / 32)) * 16);
+        if (kZeros && f.has_zeros) {
+            const int i = copier_from(2);
+            if (group + i / (2 * kUnits) < p.groups) {
+                copy16(zeros(to) + 16 * i, p.zeros + (f.zeros + static_cast<size_t>(group) * (p.n / 32)) * 16);
+            }
         }
     }
 
     __device__ __forceinline__ void fetch_inputs(const Fetch& f, int slot) const {
-        const int segment = copier() % kSegments, first = copier() / kSegments;
+        const int segment = copier() % kSegments, first = copier_from(3) / kSegments;
         const int* rows = list(f.turn).row;
         unsigned char* to = inputs(stage(slot)) + 16 * segment;
         const int byte = f.chunk * kRowBytes + 16 * segment;
@@ -317,15 +343,22 @@ struct Gemm {
 #pragma unroll
             for (int i = 0; i < 4; ++i) terms.scale[i][0] = terms.scale[i][1] = kBf16 ? 0x3F803F80u : 0x3C003C00u;
         }
+        constexpr u32 kLow = kBf16 ? 0xC300C300u : 0xE400E400u, kHigh = 0xD400D400u;
         const u32 word = kZeros ? *reinterpret_cast<const u32*>(zeros(stage) + at * kZeroBytes + 4 * (lane / 4)) : 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const u32 both = kZeros ? (word >> (4 * i)) & 0x000F000Fu : 0x00080008u;
-            const u32 zero[2] = {kZeros ? low_twice(both) : both, kZeros ? high_twice(both) : both};
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                terms.low[i][h] = zero[h] | (kBf16 ? 0xC300C300u : 0xE400E400u);
-                terms.high[i][h] = kTwoPlaces ? (zero[h] << 4) | 0xD400D400u : terms.low[i][h];
+            // A tile's two columns have their zero points in bits 0 to 3 of a word's halves, or four bits higher.
+            const u32 low = kZeros ? masked_or(word >> (4 * i), 0x000F000Fu, kLow) : kLow | 0x00080008u;
+            terms.low[i][0] = kZeros ? low_twice(low) : low;
+            terms.low[i][1] = kZeros ? high_twice(low) : low;
+            if (kTwoPlaces) {
+                const u32 moved = i == 0 ? word << 4 : word >> (4 * i - 4);
+                const u32 high = kZeros ? masked_or(moved, 0x00F000F0u, kHigh) : kHigh | 0x00800080u;
+                terms.high[i][0] = kZeros ? low_twice(high) : high;
+                terms.high[i][1] = kZeros ? high_twice(high) : high;
+            } else {
+                terms.high[i][0] = terms.low[i][0];
+                terms.high[i][1] = terms.low[i][1];
             }
         }
     }
@@ -394,7 +427,7 @@ struct Gemm {
         Terms terms;
         if ((1 << p.group_shift) >= 64 * kTiles && (chunk + 1) * kTiles * 64 <= p.k) {
             read_terms(terms, stage, 0);  // one group, whole stage: the common case
-#pragma unroll (kEights < 4 ? kTiles : 1)
+#pragma unroll (kEights == 4 ? 1 : kTiles)
             for (int t = 0; t < kTiles; ++t) {
                 multiply_tile<kUsed>(acc, weights + 4 * t * (kUnits * kStepBytes), rows + 128 * t, terms);
             }
@@ -561,7 +594,7 @@ struct Gemm {
     __device__ __forceinline__ void run() {
         if (threadIdx.x == 0) {
             for (int s = 0; s < kStages; ++s) {
-                make_barrier(full() + s, kCopiers);
+                make_barrier(full() + s, kCopiers + (kBulk ? 1 : 0));
                 make_barrier(empty() + s, 2 * kUnits);
             }
         }
@@ -658,9 +691,7 @@ __device__ __forceinline__ void sum_routes(const unsigned char* rows, unsigned c
     FORM(8, 4, 2, 5, 2)   \
     FORM(16, 4, 2, 4, 2)  \
     FORM(32, 2, 2, 3, 3)  \
-    FORM(32, 4, 2, 3, 2)  \
-    FORM(64, 2, 2, 4, 2)  \
-    FORM(64, 4, 2, 5, 1)
+    FORM(64, 4, 2, 4, 1)
 #endif
 // A source of one kind names it (awq_moe_f16_u4.cu): compiling all takes four times as long.
 #ifdef AWQ_KIND

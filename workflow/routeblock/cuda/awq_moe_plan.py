@@ -133,9 +133,7 @@ FORMS = {
         Form(8, 4, 2, 5, 2),
         Form(16, 4, 2, 4, 2),
         Form(32, 2, 2, 3, 3),
-        Form(32, 4, 2, 3, 2),
-        Form(64, 2, 2, 4, 2),
-        Form(64, 4, 2, 5, 1),
+        Form(64, 4, 2, 4, 1),
     )
 }
 BLOCK_SIZES = tuple(sorted({form.tokens for form in FORMS.values()}))
@@ -230,16 +228,16 @@ def plan(
 def tuned_block(sizes: Sizes) -> int:
     """Routes of a block: found to be fast on an H200."""
     each = sizes.routes / sizes.experts  # were all experts used alike
-    for limit, tokens in ((2.5, 8), (7, 16), (24, 32)):
+    for limit, tokens in ((5, 8), (12, 16), (20, 32)):
         if each <= limit:
             return tokens
     return 64
 
 
 def tuned_form(sizes: Sizes, gemm: Gemm, forms: list[Form], multiprocessors: int) -> Form:
-    """Of forms of one block size: the widest that still has a tile for most multiprocessors."""
+    """Of forms of one block size: the widest that still has one tile and a half for each multiprocessor."""
     columns = sizes.shape(gemm)[0] // UNIT
     for form in sorted(forms, key=lambda f: -f.units):
-        if min(sizes.routes, sizes.experts) * columns // form.units >= multiprocessors:
+        if min(sizes.routes, sizes.experts) * columns // form.units >= 1.5 * multiprocessors:
             return form
     return min(forms, key=lambda f: f.units)
