@@ -145,7 +145,7 @@ def twin_weights(weights: DeviceWeights) -> GemmWeights:
 
 
 def against_twin(runner: Runner, layer: awq_moe.Layer, sizes: Sizes, inputs: Any, unpacked: Any) -> bool:
-    """Whether all surfaces have the twin's bytes. Each GEMM is told of its own groups: one group is a column's scale."""
+    """Whether all surfaces have the twin's bytes. One group in a GEMM is a scale a column, for it alone."""
     x, ids, weights = inputs
     plan = align(to_host(ids), sizes.experts, 8)
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// awq_moe.cu as a shared library for a CPU: `emulate` runs one kernel by name. AWQ_KIND: of one kind alone, sooner built.
+// awq_moe.cu as a shared library for a CPU: `emulate` runs one kernel by name. With AWQ_KIND of one kind alone.
 #include "awq_on_cpu.h"
 
 thread_local unsigned char shared_memory[emulated::kSharedBytes] __attribute__((aligned(128)));
@@ -22,7 +22,8 @@ struct Entry {
 };
 
 template <void (*kKernel)(const unsigned char*, const unsigned char*, const unsigned char*, const unsigned char*,
-                          unsigned char*, const int*, const int*, const int*, const float*, int, int, int, int, int, int)>
+                          unsigned char*, const int*, const int*, const int*, const float*, int, int, int, int, int,
+                          int)>
 void gemm(void* raw) {
   const Arguments& a = *static_cast<Arguments*>(raw);
   kKernel(a.input, a.q, a.scales, a.zeros, a.out, a.sorted_token_ids, a.expert_ids, a.num_tokens_post_padded,
@@ -52,8 +53,8 @@ const Entry kEntries[] = {
 }  // namespace
 
 // 0 done, 1 wrote shared memory beyond `shared_bytes`, 2 no such kernel. hopper: the tensor core's form.
-extern "C" int emulate(const char* name, unsigned grid, unsigned threads, int shared_bytes, unsigned seed, int late_copies,
-                       int hopper, const Arguments* a) {
+extern "C" int emulate(const char* name, unsigned grid, unsigned threads, int shared_bytes, unsigned seed,
+                       int late_copies, int hopper, const Arguments* a) {
   emulated::late_copies = late_copies;
   emulated::products_at_once = hopper ? 16 : 8;
   emulated::fraction_bits = hopper ? 25 : 24;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What awq_moe.cu needs of CUDA beyond cuda_on_cpu.h. A tensor-core product is that of the published bit-accurate model
-// (routeblock/twin/tensor_core.py). Copies happen at once or only when their barrier is waited for, as the caller says: the
-// first shows a place overwritten too early, the second a wait that is missing.
+// (routeblock/twin/tensor_core.py). Copies happen at once or only when their barrier is waited for, as the caller
+// says: the first shows a place overwritten too early, the second a wait that is missing.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -215,7 +215,8 @@ inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
       x[k] = emulated::from_16(of[4 * g + pair]->a[2 * half + i / 2] >> (16 * odd) & 0xFFFF, kBf16);
       y[k] = emulated::from_16(of[4 * (2 * t + i % 2) + pair]->b[half] >> (16 * odd) & 0xFFFF, kBf16);
     }
-    for (int first = 0; first < 16; first += emulated::products_at_once) d[i] = emulated::dot(d[i], x + first, y + first, least);
+    for (int first = 0; first < 16; first += emulated::products_at_once)
+      d[i] = emulated::dot(d[i], x + first, y + first, least);
   }
   emulated::collective(0);  // nobody's operands end before all have read them
 }

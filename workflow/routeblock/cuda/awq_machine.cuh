@@ -14,7 +14,8 @@ __device__ __forceinline__ unsigned shared_address(const void* at) {
     return static_cast<unsigned>(__cvta_generic_to_shared(at));
 }
 
-// ---- A barrier in shared memory, 8 bytes: a phase ends when so many arrivals as it was made for have come. Waiting for phase 0 is waiting with parity 0, for phase 1 with parity 1, and so on.
+// ---- A barrier in shared memory, 8 bytes: a phase ends when so many arrivals as it was made for have come, and the
+// announced bytes. Waiting for phase 0 is waiting with parity 0, for phase 1 with parity 1, and so on.
 
 __device__ __forceinline__ void make_barrier(void* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
@@ -41,8 +42,8 @@ __device__ __forceinline__ void wait_for(void* barrier, u32 parity) {
     }
 }
 
-// ---- Copies of long stretches from global to shared memory, by one thread: it announces the bytes of a phase and arrives,
-// then starts the copies. Multiples of 16.
+// ---- Copies of long stretches from global to shared memory, by one thread: it announces the bytes of a phase and
+// arrives, then starts the copies. Multiples of 16.
 #if __CUDA_ARCH__ >= 900
 constexpr bool kBulk = true;
 #else
@@ -92,7 +93,8 @@ __device__ __forceinline__ void barrier_of(int threads) {
     asm volatile("bar.sync %0, %1;" ::"n"(kName), "r"(threads) : "memory");
 }
 
-// ---- Registers: on sm_90a four warps that copy leave theirs to those that multiply. All warps of a group of four call it.
+// ---- Registers: on sm_90a four warps that copy leave theirs to those that multiply. All warps of a group of four call
+// it.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {

@@ -13,8 +13,8 @@
 //
 // Layouts, E experts, N columns, K rows: q int32 [E, K/16, 2N], scales 16-bit [E, groups, N], zeros int32
 // [E, groups, N/8], all in Marlin's order; input 16-bit [rows, K]; plan as of moe_align_block_size with blocks of
-// 8 * kEights. W13's output is the activation, [routes, N/2]; W2's is [routes, N]. Rows of routes that the plan does not
-// have are not written.
+// 8 * kEights. W13's output is the activation, [routes, N/2]; W2's is [routes, N]. Rows of routes that the plan does
+// not have are not written.
 //
 // The last four warps of a block of threads start copies, kStages deep through shared memory and over the borders of
 // tiles; the others multiply, each at its own pace. Blocks of threads are persistent.
@@ -100,7 +100,8 @@ struct Gemm {
     __device__ __forceinline__ explicit Gemm(const Problem& problem)
         : p(problem),
           lane(threadIdx.x & 31),
-          warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x >> 5), 0)),  // the same in all lanes, for the compiler
+          // The same in all lanes, and the compiler knows it.
+          warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x >> 5), 0)),
           unit(warp >> 1),
           chain(warp & 1),
           scale_rows(max(1, (64 * kTiles) >> p.group_shift)),
@@ -151,9 +152,13 @@ struct Gemm {
 
     __device__ __forceinline__ int copier() const { return static_cast<int>(threadIdx.x) - kWorkers; }
     // Its number where parts are dealt out from warp `first` on, so that no warp has the first part of everything.
-    __device__ __forceinline__ int copier_from(int first) const { return (copier() + kCopiers - 32 * first) % kCopiers; }
+    __device__ __forceinline__ int copier_from(int first) const {
+        return (copier() + kCopiers - 32 * first) % kCopiers;
+    }
 
-    __device__ __forceinline__ int expert_at(int tile) const { return tile < tiles ? p.expert_ids[tile / column_tiles] : -1; }
+    __device__ __forceinline__ int expert_at(int tile) const {
+        return tile < tiles ? p.expert_ids[tile / column_tiles] : -1;
+    }
     __device__ __forceinline__ int route_at(int tile) const {
         if (tile >= tiles || copier() >= kTokens) return kNoRoute;
         const int route = p.sorted_token_ids[tile / column_tiles * kTokens + copier()];
@@ -186,12 +191,14 @@ struct Gemm {
         f.weights = static_cast<u32>(expert) * (p.k / 16) * (columns / 2) + at * (kStepBytes / 16);
         const u32 first = static_cast<u32>(expert) * p.groups;
         {
-            const int thread = copier_from(1), u = thread / 8 % kUnits, r = thread / (8 * kUnits), unit_at = place(column_tile, u);
+            const int thread = copier_from(1), u = thread / 8 % kUnits, r = thread / (8 * kUnits);
+            const int unit_at = place(column_tile, u);
             f.has_scales = p.groups > 1 && r < scale_rows && exists(unit_at, u);
             f.scales = (first + r) * (columns / 8) + unit_at * (kUnit / 8) + thread % 8;
         }
         if (kZeros) {
-            const int thread = copier_from(2), u = thread / 2 % kUnits, r = thread / (2 * kUnits), unit_at = place(column_tile, u);
+            const int thread = copier_from(2), u = thread / 2 % kUnits, r = thread / (2 * kUnits);
+            const int unit_at = place(column_tile, u);
             f.has_zeros = r < scale_rows && exists(unit_at, u);
             f.zeros = (first + r) * (columns / 32) + unit_at * (kUnit / 32) + thread % 2;
         }
@@ -363,9 +370,9 @@ struct Gemm {
         }
     }
 
-    // The left operand of tile i from a lane's word. A stored value in a float's low mantissa bits is 1024 + q (float16)
-    // or 128 + q (bfloat16); four bits higher 64 + q (float16 alone has room there). Taking the offset and the zero point
-    // away is exact; the product with the scale rounds once.
+    // The left operand of tile i from a lane's word. A stored value in a float's low mantissa bits is 1024 + q
+    // (float16) or 128 + q (bfloat16); four bits higher 64 + q (float16 alone has room there). Taking the offset and
+    // the zero point away is exact; the product with the scale rounds once.
     __device__ __forceinline__ static void expand(u32 (&a)[4], u32 word, const Terms& terms, int i) {
         constexpr u32 kLow = 0x000F000Fu, kHigh = 0x00F000F0u;
         u32 x[4];
@@ -442,7 +449,8 @@ struct Gemm {
     }
 
     // `used`: how many eights of the tile's tokens are there. The choice is made once a stage, not around each product.
-    __device__ __forceinline__ void multiply_used(float (&acc)[4][kEights][4], unsigned char* stage, int chunk, int used) const {
+    __device__ __forceinline__ void multiply_used(float (&acc)[4][kEights][4], unsigned char* stage, int chunk,
+                                                  int used) const {
         if constexpr (kEights == 1) {
             multiply_stage<1>(acc, stage, chunk);
         } else if constexpr (kEights == 2) {
@@ -476,7 +484,8 @@ struct Gemm {
     }
 
     // Both chains' sums are added, rounded, scaled, and stored: W13's as the activation.
-    __device__ __forceinline__ void finish(float (&acc)[4][kEights][4], int tile, const List<kTokens>& l, int used) const {
+    __device__ __forceinline__ void finish(float (&acc)[4][kEights][4], int tile, const List<kTokens>& l,
+                                           int used) const {
         constexpr int kHalf = kRound / 8;  // token tiles in a round: a warp of each chain finishes one
         const int column_tile = tile % column_tiles;
         const int own_place = place(column_tile, unit);
@@ -500,7 +509,9 @@ struct Gemm {
                 for (int i = 0; i < 4; ++i) {
                     float give[4];
 #pragma unroll
-                    for (int r = 0; r < 4; ++r) give[r] = kHalf == 1 || chain == 1 ? acc[i][j][r] : acc[i][j + kHalf - 1][r];
+                    for (int r = 0; r < 4; ++r) {
+                        give[r] = kHalf == 1 || chain == 1 ? acc[i][j][r] : acc[i][j + kHalf - 1][r];
+                    }
                     mine[(kHalf == 1 ? i : 4 * chain + i) * 32] = float4{give[0], give[1], give[2], give[3]};
                 }
             }
@@ -511,7 +522,9 @@ struct Gemm {
                     const float4 other = mine[(kHalf == 1 ? i : 4 * (1 - chain) + i) * 32];
                     float own[4];
 #pragma unroll
-                    for (int r = 0; r < 4; ++r) own[r] = kHalf == 1 || chain == 0 ? acc[i][j][r] : acc[i][j + kHalf - 1][r];
+                    for (int r = 0; r < 4; ++r) {
+                        own[r] = kHalf == 1 || chain == 0 ? acc[i][j][r] : acc[i][j + kHalf - 1][r];
+                    }
                     // Addition of two numbers has no order: the bits are those of chain 0 + chain 1.
                     const float total[4] = {__fadd_rn(own[0], other.x), __fadd_rn(own[1], other.y),
                                             __fadd_rn(own[2], other.z), __fadd_rn(own[3], other.w)};
@@ -520,7 +533,8 @@ struct Gemm {
                         u32 pair = round_to_16<kBf16>(total[2 * h]) | round_to_16<kBf16>(total[2 * h + 1]) << 16;
                         if (p.groups == 1) pair = multiply_pair<kBf16>(pair, column_scales[i][h]);
                         const int token = (kHalf == 2 ? 8 * chain : 0) + 2 * (lane % 4);
-                        u16* to = reinterpret_cast<u16*>(outputs() + token * kOutStride) + unit * kUnit + 16 * i + 8 * h + lane / 4;
+                        u16* to = reinterpret_cast<u16*>(outputs() + token * kOutStride);
+                        to = to + unit * kUnit + 16 * i + 8 * h + lane / 4;
                         to[0] = static_cast<u16>(pair);
                         to[kOutStride / 2] = static_cast<u16>(pair >> 16);
                     }
@@ -577,7 +591,8 @@ struct Gemm {
                 wait_for(full() + slot, parity);
                 if (chunk == 0) {
                     const int* route = list(turn).route;  // padding stands at the end
-                    used = __popc(__ballot_sync(kAllLanes, lane < kEights && route[8 * min(lane, kEights - 1)] != kNoRoute));
+                    const bool there = lane < kEights && route[8 * min(lane, kEights - 1)] != kNoRoute;
+                    used = __popc(__ballot_sync(kAllLanes, there));
                 }
                 multiply_used(acc, stage(slot), chunk, used);
                 __syncwarp();
@@ -609,7 +624,8 @@ struct Gemm {
         // what that leaves the others.
         constexpr int kThreads = kWorkers + kCopiers, kCopy = 40;
         constexpr int kEntry = 65536 / kResident / kThreads / 8 * 8;
-        constexpr int kLeft = (kEntry * kThreads - kCopiers * kCopy) / kWorkers / 8 * 8, kMultiply = kLeft < 232 ? kLeft : 232;
+        constexpr int kLeft = (kEntry * kThreads - kCopiers * kCopy) / kWorkers / 8 * 8;
+        constexpr int kMultiply = kLeft < 232 ? kLeft : 232;
         if (warp >= 2 * kUnits) {
             leave_registers<kCopy>();
             copy_all();
@@ -662,15 +678,16 @@ __device__ __forceinline__ void sum_routes(const unsigned char* rows, unsigned c
 
 }  // namespace
 
-#define AWQ_GEMM(NAME, BF16, ZEROS, SECOND, TOKENS, UNITS, TILES, STAGES, RESIDENT)                                    \
-    extern "C" __global__ void __launch_bounds__(64 * UNITS + 128, RESIDENT) NAME##_##TOKENS##x##UNITS(                      \
-        const unsigned char* input, const unsigned char* q, const unsigned char* scales, const unsigned char* zeros,   \
-        unsigned char* out, const int* sorted_token_ids, const int* expert_ids, const int* num_tokens_post_padded,     \
-        const float* topk_weights, int routes, int top_k, int n, int k, int groups, int group_shift) {                 \
-        const Problem p{input, q, scales, zeros, out, sorted_token_ids, expert_ids, num_tokens_post_padded,            \
-                        topk_weights, routes, top_k, n, k, groups, group_shift};                                       \
-        Gemm<BF16, ZEROS, SECOND, TOKENS / 8, UNITS, TILES, STAGES, RESIDENT>(p).run();                                          \
+#define AWQ_GEMM(NAME, BF16, ZEROS, SECOND, TOKENS, UNITS, TILES, STAGES, RESIDENT)                                  \
+    extern "C" __global__ void __launch_bounds__(64 * UNITS + 128, RESIDENT) NAME##_##TOKENS##x##UNITS(              \
+        const unsigned char* input, const unsigned char* q, const unsigned char* scales, const unsigned char* zeros, \
+        unsigned char* out, const int* sorted_token_ids, const int* expert_ids, const int* num_tokens_post_padded,   \
+        const float* topk_weights, int routes, int top_k, int n, int k, int groups, int group_shift) {               \
+        const Problem p{input, q, scales, zeros, out, sorted_token_ids, expert_ids, num_tokens_post_padded,          \
+                        topk_weights, routes, top_k, n, k, groups, group_shift};                                     \
+        Gemm<BF16, ZEROS, SECOND, TOKENS / 8, UNITS, TILES, STAGES, RESIDENT>(p).run();                              \
     }
+
 #define AWQ_F16_U4(...)                                   \
     AWQ_GEMM(w13_f16_u4, false, true, false, __VA_ARGS__) \
     AWQ_GEMM(w2_f16_u4, false, true, true, __VA_ARGS__)
@@ -684,7 +701,7 @@ __device__ __forceinline__ void sum_routes(const unsigned char* rows, unsigned c
     AWQ_GEMM(w13_bf16_u4b8, true, false, false, __VA_ARGS__) \
     AWQ_GEMM(w2_bf16_u4b8, true, false, true, __VA_ARGS__)
 
-// Tokens, units, K-tiles of a stage, stages, blocks of threads that one multiprocessor shall hold: as in awq_moe_plan.py.
+// Tokens, units, K-tiles of a stage, stages, blocks of threads that one multiprocessor holds: as in awq_moe_plan.py.
 #ifndef AWQ_FORMS
 #define AWQ_FORMS(FORM)   \
     FORM(8, 2, 2, 6, 3)   \
