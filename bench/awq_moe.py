@@ -31,7 +31,7 @@ import torch
 
 from routeblock.cuda import awq_moe, awq_moe_plan
 from routeblock.cuda.awq_moe_plan import Form, Plan, Sizes
-from routeblock.cuda.vllm_ops import MAX_BLOCKS_PER_SM, DevicePlan, DeviceWeights, VllmOperators, padded_length
+from routeblock.cuda.operators import MAX_BLOCKS_PER_SM, DevicePlan, DeviceWeights, VllmOperators, padded_length
 
 COPIES = 10
 SERIES = 9

@@ -25,7 +25,7 @@ import torch
 
 from routeblock.cuda import awq_moe, awq_moe_plan
 from routeblock.cuda.awq_moe_plan import FORMS, Plan, Sizes
-from routeblock.cuda.vllm_ops import DeviceWeights, to_host
+from routeblock.cuda.operators import DeviceWeights, to_host
 from routeblock.moe.awq import marlin_unpack_weights, marlin_unpack_zeros, marlin_unpermute_scales
 from routeblock.moe.routing import align
 from routeblock.twin.gemm import moe_gemm
