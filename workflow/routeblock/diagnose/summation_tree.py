@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -326,25 +327,34 @@ class Element:
         added = self.tree.nodes[index].kind != Kind.STEP
         return exact < 0 or (added and all(not self.values[i] and self._is_negative_zero(i) for i in operands))
 
-    def replaced(self, given: Mapping[int, int], exact: Iterable[int] = ()) -> dict[int, int]:
+    def replaced(
+        self, given: Mapping[int, int], exact: Iterable[int] = (), reads: set[int] | None = None
+    ) -> dict[int, int]:
         """New values of every node that changes when some results are given, or are the exact sums of their operands
-        (`exact`); a node's later operands see what came before.
+        (`exact`); a node's later operands see what came before. `reads` gets the nodes whose values were looked at.
         """
         carried = set(exact)
-        touched: set[int] = set()
-        for index in (*given, *carried):
-            at = index
-            while at >= 0 and at not in touched:
-                touched.add(at)
-                at = self.tree.parent[at]
         new = _Overlay(self.values)
-        for index in sorted(touched):
+        waiting = [*carried, *given]
+        heapify(waiting)
+        done = -1
+        while waiting:
+            index = heappop(waiting)
+            if index == done:
+                continue
+            done = index
+            if reads is not None:
+                reads.update(self.tree.nodes[index].operands)
             if index in given:
-                new[index] = given[index]
+                value = given[index]
             elif index in carried:
-                new[index] = self._exact(index, new)
+                value = self._exact(index, new)
             else:
-                new[index] = self._result(index, new)[0]
+                value = self._result(index, new)[0]
+            if value != self.values[index]:
+                new[index] = value
+                if self.tree.parent[index] >= 0:
+                    heappush(waiting, self.tree.parent[index])
         return dict(new)
 
 
