@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from routeblock.diagnose.layer_run import GEMMS, SEGMENT, LayerInputs, Run, Setting, bits, only
+from routeblock.diagnose.layer_run import GEMMS, LayerInputs, Run, Setting, bits
+from routeblock.diagnose.rows import Numbers, Rows
 from routeblock.errors import InputError
 from routeblock.moe.launches import Launch
-from routeblock.moe.partition import partition, thread_sizes
+from routeblock.moe.partition import thread_sizes
 from routeblock.moe.routing import AlignedPlan
-from routeblock.twin.tensor_core import ARCHITECTURES, architecture_of
+from routeblock.twin.tensor_core import ARCHITECTURES
 
 # SMs of GPUs that run the kernel (data sheets), and the resident blocks an SM that its selector can choose.
 SM_COUNTS = (58, 72, 78, 82, 84, 108, 114, 128, 132, 142, 148, 170)
@@ -36,6 +37,11 @@ class Candidate:
 
     plan: str
     setting: Setting
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """The setting of each GEMM."""
+        return dict.fromkeys(GEMMS, self.setting)
 
     def document(self) -> dict[str, Any]:
         """The candidate as JSON."""
@@ -95,62 +101,6 @@ def settings(
     ]
 
 
-class _Numbers:
-    """Small numbers for things that are equal."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, int] = {}
-
-    def __call__(self, thing: Any) -> int:
-        return self._known.setdefault(thing, len(self._known))
-
-
-class Forms:
-    """A number for the form of every block of a candidate, equal where rows are computed alike."""
-
-    def __init__(self, inputs: LayerInputs, gemms: Sequence[str]) -> None:
-        self._inputs, self._gemms = inputs, gemms
-        self._slices, self._number = _Numbers(), _Numbers()
-        self._cut: dict[Any, list[tuple[int, bool]]] = {}
-
-    def _signatures(self, gemm: str, blocks: int, launch: Launch, full_k: bool) -> list[tuple[int, bool]]:
-        """Of each block: a number for thread_k and the slices of its columns, and whether any tile is split."""
-        key = gemm, blocks, launch, full_k
-        if key not in self._cut:
-            n, k = self._inputs.weights[gemm].q.shape[:0:-1]
-            cut = partition(
-                blocks, n, k, launch.thread_n, launch.thread_k, launch.grid, self._inputs.group_size, full_k=full_k
-            )
-            whole, repeat = ((0, cut.k_tiles),), launch.thread_n // SEGMENT
-            found = []
-            for block in range(blocks):
-                if (block + 1) * cut.n_tiles <= cut.direct_tiles:
-                    tiles = [whole] * cut.n_tiles
-                else:
-                    tiles = [tuple(cut.slices(block, n_tile)) for n_tile in range(cut.n_tiles)]
-                columns = tuple(tile for tile in tiles for _ in range(repeat))
-                found.append((self._slices((launch.thread_k, columns)), any(len(t) > 1 for t in tiles)))
-            self._cut[key] = found
-        return self._cut[key]
-
-    def of_blocks(self, blocks: int, setting: Setting) -> list[int]:
-        """The number of each block's form, over all GEMMs that lead to the output."""
-        core = architecture_of(setting.architecture)
-        per_gemm = [self._signatures(g, blocks, setting.launch, setting.full_k) for g in self._gemms]
-        return [
-            self._number((core.group, core.fraction_bits, *((s, split and not setting.fp32_reduce) for s, split in at)))
-            for at in zip(*per_gemm, strict=True)
-        ]
-
-
-def gemms_of(surface: str, given: Iterable[str]) -> tuple[str, ...]:
-    """The GEMMs that are launched between what is given and a surface."""
-    known = set(given)
-    if surface in ("w13", "activation"):
-        return ("w13",)
-    return ("w2",) if known & {"activation", "w13"} else GEMMS
-
-
 def identify(
     inputs: LayerInputs,
     surface: str,
@@ -180,13 +130,13 @@ def identify(
             way_out="give the surface of this batch, and thread sizes that divide the layer's shape",
         )
     words = bits(output)
-    forms = Forms(inputs, gemms_of(surface, given))
+    rows_of = Rows(inputs, given)
     owners = {name: plan.block_of() for name, plan in plans.items()}
     members: dict[tuple[int, ...], list[Candidate]] = {}
-    number = _Numbers()
+    number = Numbers()
     for candidate in candidates:
         plan = plans[candidate.plan]
-        of_block = np.array([*forms.of_blocks(plan.num_blocks, candidate.setting), -1])
+        of_block = np.array([*map(number, rows_of.keys(surface, plan, candidate.settings)), -1])
         rows = of_block[owners[candidate.plan]]
         if surface == "final":
             rows = np.array([number(tuple(row)) for row in rows.reshape(-1, top_k).tolist()])
@@ -196,17 +146,13 @@ def identify(
 
     def compute(candidate: Candidate, rows: Sequence[int], row_forms: Sequence[int]) -> None:
         plan, owner = plans[candidate.plan], owners[candidate.plan]
-        routes_needed = [r * top_k + i for r in rows for i in range(top_k)] if surface == "final" else list(rows)
-        part = only(plan, {r: int(owner[r]) for r in routes_needed if owner[r] >= 0})
-        run = Run(candidate.plan, inputs, part, dict.fromkeys(GEMMS, candidate.setting), given)
-        computed = bits(run.surfaces[surface])
-        for row, form in zip(rows, row_forms, strict=True):
-            columns = np.flatnonzero(computed[row] != words[row])
-            found[row, form] = (
-                Contradiction(row, int(columns[0]), int(words[row, columns[0]]), int(computed[row, columns[0]]))
-                if len(columns)
-                else None
-            )
+        if surface == "final":
+            blocks = owner.reshape(-1, top_k)
+            computed = [rows_of.final(plan, candidate.settings, t, blocks[t].tolist()) for t in rows]
+        else:
+            computed = rows_of.routed(surface, plan, candidate.settings, [(r, int(owner[r])) for r in rows])
+        for row, form, values in zip(rows, row_forms, computed, strict=True):
+            found[row, form] = _first(words[row : row + 1], bits(values)[None], row)
 
     alive = dict(members)
     excluded: dict[Candidate, Contradiction] = {}
@@ -230,7 +176,7 @@ def identify(
         tuple(sorted(reproduce, key=order.__getitem__)),
         {c: excluded[c] for c in candidates if c in excluded},
         len(members),
-        len(found),
+        rows_of.computed,
         len(words),
     )
 
@@ -247,15 +193,15 @@ def by_brute_force(
     words = bits(output)
     found: dict[Candidate, Contradiction | None] = {}
     for candidate in candidates:
-        run = Run(candidate.plan, inputs, plans[candidate.plan], dict.fromkeys(GEMMS, candidate.setting), given or {})
+        run = Run(candidate.plan, inputs, plans[candidate.plan], candidate.settings, given or {})
         computed = bits(run.surfaces[surface])
         found[candidate] = _first(words, computed)
     return found
 
 
-def _first(words: NDArray[np.uint16], computed: NDArray[np.uint16]) -> Contradiction | None:
+def _first(words: NDArray[np.uint16], computed: NDArray[np.uint16], row: int = 0) -> Contradiction | None:
     where = np.argwhere(computed != words)
     if not len(where):
         return None
-    row, column = (int(x) for x in where[0])
-    return Contradiction(row, column, int(words[row, column]), int(computed[row, column]))
+    at, column = (int(x) for x in where[0])
+    return Contradiction(row + at, column, int(words[at, column]), int(computed[at, column]))
