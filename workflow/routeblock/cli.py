@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
-from routeblock import cli_alignment, cli_dispatch, cli_figures, cli_grouped
+from routeblock import cli_alignment, cli_diagnose, cli_dispatch, cli_figures, cli_grouped
 from routeblock.errors import InputError
 
 
@@ -52,6 +52,7 @@ cli_grouped.register(app)
 cli_alignment.register(app)
 cli_dispatch.register(app)
 cli_figures.register(app)
+cli_diagnose.register(app)
 
 LAST_SEED = 2**63 - 1  # as config.yaml has it: what a column of a table can hold
 
@@ -116,8 +117,8 @@ def fixture(
     make(name, seed, out, code=code("fixture"))
 
 
-@app.command()
-def predict(
+@app.command("freeze")
+def freeze_prediction(
     fixture: FixtureFolder,
     lane: LaneName,
     out: Annotated[Path, typer.Option(help="File to write, prediction.json; its manifest goes beside it.")],
@@ -343,7 +344,7 @@ def compare_versions(
 @app.command()
 def control(
     fixture: FixtureFolder,
-    prediction: Annotated[Path, typer.Option(help="A superseded prediction (predict --superseded).")],
+    prediction: Annotated[Path, typer.Option(help="A superseded prediction (freeze --superseded).")],
     lane: LaneName,
     out: Annotated[Path, typer.Option(help="File to write, control.json; its manifest goes beside it.")],
 ) -> None:

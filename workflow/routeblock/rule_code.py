@@ -39,6 +39,7 @@ class Code:
 
 TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "prediction")
 GPU_TABLES = ("agreement", "census", "probe_control", "versions")
+_REGISTERS = ("moe/marlin_registers.json",)
 _PROBE = ("cuda/grid_probe.c",)
 FIGURES = ("partition", "differences", "trajectories")
 _ALIGNMENT_FILES = ("cuda/align.cu", "cuda/align_variants.cuh")
@@ -53,6 +54,8 @@ RULES: dict[str, Code] = {
     "fixture": Code(("routeblock.route_block.fixtures.make",)),
     "manifest": Code(("routeblock.checkpoint.manifest",)),
     "checkpoint_fixture": Code(("routeblock.route_block.fixtures.from_checkpoint",)),
+    "predict": Code(("routeblock.diagnose.predict", "routeblock.diagnose.question"), _REGISTERS),
+    "launches": Code(("routeblock.diagnose.launch_tables",), _REGISTERS),
     "prediction": Code(("routeblock.route_block.prediction.freeze",)),
     "control": Code(("routeblock.route_block.runs.negative_control",)),
     "run": Code(("routeblock.route_block.runs.run", "routeblock.route_block.runs.twin")),

@@ -18,7 +18,7 @@ rule prediction:
         routeblock=routeblock,
         code=code("prediction"),
     shell:
-        "{params.routeblock} predict --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
+        "{params.routeblock} freeze --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
 
 
@@ -42,7 +42,7 @@ checkpoint captured_prediction:
         routeblock=routeblock,
         code=code("prediction"),
     shell:
-        "{params.routeblock} predict --plans {input.plans} --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
+        "{params.routeblock} freeze --plans {input.plans} --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
 
 
@@ -63,7 +63,7 @@ rule superseded_prediction:
         routeblock=routeblock,
         code=code("prediction"),
     shell:
-        "{params.routeblock} predict --superseded --fixture $(dirname {input.spec}) --lane {wildcards.lane}"
+        "{params.routeblock} freeze --superseded --fixture $(dirname {input.spec}) --lane {wildcards.lane}"
         " --point {wildcards.point} --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
 
 

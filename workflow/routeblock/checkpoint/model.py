@@ -177,8 +177,11 @@ class _Config:
         return value
 
 
-def read_model(folder: Folder) -> Model:
-    """What the checkpoint says about itself. Raises InputError for an unknown family, activation or quantisation."""
+def read_model(folder: Folder, quantization: Quantization | None = None) -> Model:
+    """What the checkpoint says about itself. Raises InputError for an unknown family, activation or quantisation.
+
+    `quantization` stands in place of what the checkpoint says of it.
+    """
     config = _Config(folder)
     model_type = str(config.text.get("model_type", config.whole.get("model_type")))
     family = FAMILIES.get(model_type)
@@ -211,7 +214,7 @@ def read_model(folder: Folder) -> Model:
         _renormalise(config, family),
         config.epsilon("rms_norm_eps", 1e-6),
         str(config.text.get("torch_dtype") or config.text.get("dtype") or config.whole.get("torch_dtype")),
-        _quantization(folder, config),
+        quantization or _quantization(folder, config),
     )
 
 

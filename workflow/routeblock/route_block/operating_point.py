@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.moe.launches import GPUS, Launch, selected_launch
+from routeblock.moe.devices import DEVICES
+from routeblock.moe.launches import Launch, selected_launch
 from routeblock.moe.partition import Partition, partition
 from routeblock.moe.sources import Source
 from routeblock.route_block.facts import largest_divisor
@@ -40,7 +41,7 @@ def lane_facts(lane: str) -> LaneFacts:
         # By name: what a GPU is has no part in the results of the lanes on a CPU, nor its code in their digests.
         device = import_module("routeblock.cuda.device").open_device(0)
         # "NVIDIA H200" is the table's H200; "NVIDIA H200 NVL" is another GPU.
-        known = [gpu.name for gpu in GPUS.values() if device.name.endswith(gpu.name)]
+        known = [name for name in DEVICES if device.name.endswith(f" {name}")]
         return LaneFacts(known[0] if known else device.name, device.architecture or "no twin", "observed")
     if lane not in LANES:
         raise InputError(

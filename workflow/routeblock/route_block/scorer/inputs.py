@@ -192,7 +192,7 @@ def read_given(fixture: Path, prediction: Path, plans: Path | None = None, lane:
     missing or broken, or is not the one that fixture.json names, and for a lane that these runs are not of.
     """
     spec, fixture_digest = _canonical(fixture / FIXTURE, FixtureSpec, "make it with routeblock fixture")
-    frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock predict")
+    frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock freeze")
     files = {FIXTURE: fixture_digest, PREDICTION: prediction_digest}
     for name in (LAYER, INPUTS, PLANS):
         path = fixture / name

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of launches: the selection's rule beside every launch that was read off, and what it gives on each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from routeblock.diagnose.layer import GEMMS, Layer
+from routeblock.moe.devices import DEVICES
+from routeblock.moe.kernels import kernel_for
+from routeblock.moe.launches import PUBLISHED_LAYER, SELECTED, FoundLaunch, automatic_launch, derived_launch
+from routeblock.moe.marlin_launch import REGISTERS, Gemm, Weights
+from routeblock.moe.partition import BLOCK_SIZES
+from routeblock.moe.sources import Source
+from routeblock.tables import Column, write_sealed
+
+# The study's vLLM commit is no release; it lies beside this one, and the registers of sm_80 are the same around it.
+STUDY_RELEASE = "0.22.0"
+_SHAPE = (Column("block_size", "count"), Column("dtype"), Column("zero_points", "flag"), Column("group_size", "count"))
+RULE_COLUMNS = (
+    Column("gpu"), Column("vllm"), *_SHAPE, Column("N", "count"), Column("K", "count"), Column("routes", "count"),
+    Column("seen"), Column("status"), Column("source"), Column("derived"), Column("equal", "flag"),
+)  # fmt: skip
+DEVICE_COLUMNS = (
+    Column("gpu"), Column("capability"), Column("sms", "count"), Column("sms_source"),
+    Column("shared_memory_bytes", "count"), Column("blocks_per_sm_at_most", "count"), Column("kernel"), Column("gemm"),
+    Column("block_size", "count"), Column("launch"), Column("status"), Column("basis"),
+)  # fmt: skip
+
+
+def rule_rows() -> Iterator[dict[str, Any]]:
+    """The rule beside every launch that was recorded or published."""
+    for entry in SELECTED:
+        if entry.status is Source.ASSUMED:
+            continue
+        version = STUDY_RELEASE if entry.gpu == "RTX 3090" else entry.version
+        weights = Weights(entry.dtype, entry.zero_points, entry.group_size or -1)
+        for n, k in PUBLISHED_LAYER if entry.n is None else ((entry.n, entry.k or 0),):
+            derived = derived_launch(DEVICES[entry.gpu], version, weights, entry.block_size, Gemm(n, k, entry.routes))
+            yield {
+                "gpu": entry.gpu, "vllm": entry.version, "block_size": entry.block_size, "dtype": entry.dtype,
+                "zero_points": entry.zero_points, "group_size": entry.group_size, "N": n, "K": k,
+                "routes": entry.routes, "seen": _text(entry.launch), "status": str(entry.status),
+                "source": entry.source, "derived": _text(derived.launch), "equal": derived.launch == entry.launch,
+            }  # fmt: skip
+
+
+def device_rows(layer: Layer, version: str) -> Iterator[dict[str, Any]]:
+    """Each GPU with its launches at every block size, for batches that fill it."""
+    for device in DEVICES.values():
+        kernel = str(kernel_for(device, version, False).kernel)
+        for block in BLOCK_SIZES:
+            for gemm in GEMMS:
+                found: FoundLaunch = automatic_launch(
+                    device, version, layer.weights, block, layer.gemm(gemm, block * layer.experts)
+                )
+                yield {
+                    "gpu": device.name, "capability": device.capability, "sms": device.sms,
+                    "sms_source": f"{device.source}: {device.basis}",
+                    "shared_memory_bytes": device.facts.shared_memory_optin,
+                    "blocks_per_sm_at_most": device.facts.blocks_per_sm, "kernel": kernel, "gemm": gemm.upper(),
+                    "block_size": block, "launch": _text(found.launch), "status": str(found.source),
+                    "basis": found.basis,
+                }  # fmt: skip
+
+
+def write(layer: Layer, version: str, out: Path, *, code: str) -> bool:
+    """Write both tables to `out`, sealed; returns whether the rule gives every launch that was read off."""
+    rows = list(rule_rows())
+    write_sealed(
+        out, "launch_rule", RULE_COLUMNS, rows,
+        title="The selection's rule against every launch that was read off",
+        notes="`routes`: the fewest that the launch was seen with. `derived` on capability 9.0 takes registers as ptxas"
+        " 13.0.88 allots them.",
+        inputs=[REGISTERS], code=code,
+    )  # fmt: skip
+    write_sealed(
+        out, "launches", DEVICE_COLUMNS, device_rows(layer, version),
+        title=f"Launches of vLLM {version} on each GPU",
+        notes=f"Marlin's launches for {layer.document()}, thread_k, thread_n, grid, for batches that fill the GPU."
+        " Where `kernel` is another, they are what Marlin would take.",
+        inputs=[REGISTERS], code=code,
+    )  # fmt: skip
+    return all(row["equal"] for row in rows)
+
+
+def _text(launch: tuple[int, int, int] | None) -> str:
+    return "cannot derive" if launch is None else f"({launch[0]}, {launch[1]}), {launch[2]}"
