@@ -41,6 +41,7 @@ TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "
 GPU_TABLES = ("agreement", "census", "probe_control", "versions")
 _REGISTERS = ("moe/marlin_registers.json",)
 _PROBE = ("cuda/grid_probe.c",)
+DIAGNOSES = ("explain", "witness", "identify")
 FIGURES = ("partition", "differences", "trajectories")
 _ALIGNMENT_FILES = ("cuda/align.cu", "cuda/align_variants.cuh")
 _DISPATCH_FILES = ("cuda/q6k_dispatch.cu", "cuda/q6k_machine.cuh")
@@ -56,6 +57,9 @@ RULES: dict[str, Code] = {
     "checkpoint_fixture": Code(("routeblock.route_block.fixtures.from_checkpoint",)),
     "predict": Code(("routeblock.diagnose.predict", "routeblock.diagnose.question"), _REGISTERS),
     "launches": Code(("routeblock.diagnose.launch_tables",), _REGISTERS),
+    **{name: Code(("routeblock.diagnose.answers",)) for name in DIAGNOSES},
+    **{f"table_{name}": Code(("routeblock.diagnose.explain_tables",)) for name in DIAGNOSES},
+    "figure_explain": Code(("routeblock.diagnose.explain_drawings",)),
     "prediction": Code(("routeblock.route_block.prediction.freeze",)),
     "control": Code(("routeblock.route_block.runs.negative_control",)),
     "run": Code(("routeblock.route_block.runs.run", "routeblock.route_block.runs.twin")),

@@ -9,7 +9,7 @@ A run is a batch, a plan and a launch (`layer_run`). All numbers come from the t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,6 @@ from routeblock.diagnose.summation_tree import (
     refuse_overflow,
 )
 from routeblock.errors import InputError
-from routeblock.moe.sources import Source
 from routeblock.twin.layer import combine, silu_and_mul
 from routeblock.twin.tensor_core import architecture_of
 
@@ -36,25 +35,28 @@ Runs = tuple[Run, Run]
 Rows = tuple[int, int]  # of the element in the first and in the second run
 
 
-def first_difference(runs: Runs, surface: str | None = None) -> tuple[str, Rows, int] | None:
-    """The first element (by surface, row, column) whose bits differ among the rows that both batches have; None if
-    there is none.
+def first_difference(
+    runs: Runs, rows: Callable[[str], Sequence[Rows]], surface: str | None = None
+) -> tuple[str, Rows, int] | None:
+    """The first element (by surface, row, column) whose bits differ; `rows` pairs the rows of a surface in both runs.
+    None if there is none.
     """
     for name in SURFACES if surface is None else (surface,):
-        a, b = (bits(run.surfaces[name]) for run in runs)
-        count = min(len(a), len(b))
-        found = np.argwhere(a[:count] != b[:count])
+        pairs = rows(name)
+        first, second = (
+            bits(run.surfaces[name][[pair[side] for pair in pairs]]) for side, run in enumerate(runs)
+        )
+        found = np.argwhere(first != second)
         if len(found):
-            row, column = (int(x) for x in found[0])
-            return name, (row, row), column
+            return name, pairs[int(found[0][0])], int(found[0][1])
     return None
 
 
 def exact_text(value: int, scale: int) -> str:
     """A value as what it is: hexadecimal where float64 holds it, else an integer times a power of two."""
     number = as_number(value, scale)
-    if number.is_integer() and abs(number) < 1e6:
-        return f"{int(number)}"
+    if value == 0:
+        return "0"
     if (abs(value) // (value & -value)).bit_length() <= 53:
         return re.sub(r"\.?0+p", "p", number.hex())
     zeros = (value & -value).bit_length() - 1
@@ -229,6 +231,30 @@ def _operand_cause(comparison: Comparison) -> Document:
     }
 
 
+def _tree(comparison: Comparison, side: int) -> Document:
+    """A whole tree: nodes in an order in which operands come first, those that the other tree shares marked."""
+    element = comparison.sides[side]
+    shared = comparison.shared()
+    common = set(shared) if side == 0 else set(shared.values())
+    nodes = []
+    for index, node in enumerate(element.tree.nodes):
+        found = element.addition(index)
+        nodes.append(
+            {
+                "operation": str(node.kind),
+                "k": [node.first, node.stop],
+                "slice": node.slice,
+                "warp": node.warp,
+                "operands": list(node.operands),
+                "result": single(found.result, element.scale)["bits"],
+                "error": exact_text(found.error, element.scale),
+                "shared": index in common,
+            }
+        )
+    exact = sum(element.terms.products(element.scale))
+    return {"nodes": nodes, "exact_sum": exact_text(exact, element.scale), "thread_k": element.tree.form.thread_k}
+
+
 def _side(run: Run, gemm: str, route: int, column: int) -> Document:
     setting, block = run.settings[gemm], int(run.blocks[route])
     cut, launch = run.cuts[gemm], setting.launch
@@ -292,6 +318,8 @@ def _gemm_link(gemm: str, runs: Runs, rows: Rows, column: int) -> tuple[Document
         document["cause"] = "operands"
         document |= _operand_cause(comparison)
         follow = document["differing_operands"][0]
+    if follow is None or gemm == "w13":
+        document["trees"] = [_tree(comparison, side) for side in range(2)]
     return document, follow
 
 
@@ -404,7 +432,7 @@ def explain(runs: Runs, surface: str, rows: Rows, column: int) -> Document:
     outputs = chain[0]["outputs"]
     document: Document = {
         "element": {"surface": surface, "row": rows[0], "second_row": rows[1], "column": column},
-        "runs": [_run(run) for run in runs],
+        "runs": [run_document(run) for run in runs],
         "differs": outputs[0]["bits"] != outputs[1]["bits"],
         "outputs": outputs,
         "chain": chain,
@@ -419,7 +447,8 @@ def explain(runs: Runs, surface: str, rows: Rows, column: int) -> Document:
     return document
 
 
-def _run(run: Run) -> Document:
+def run_document(run: Run) -> Document:
+    """A run as JSON: its plan by fingerprint, its launches."""
     return {
         "name": run.name,
         "plan": run.plan.fingerprint(),
@@ -513,8 +542,3 @@ def _cure(origin: Document) -> str:
     if first["launch"] != second["launch"] or first["architecture"] != second["architecture"]:
         return "one launch on one architecture for both runs"
     return "one plan for both runs (canonical order: expert, then route), or a grid at which every tile is one slice"
-
-
-def given(name: str, value: Any, basis: str) -> Fact:
-    """A fact that the caller gave."""
-    return Fact(name, value, Source.GIVEN, basis)

@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 from routeblock.diagnose.layer_run import GEMMS, LayerInputs, Run, Setting, bits
 from routeblock.diagnose.rows import Numbers, Rows
 from routeblock.errors import InputError
+from routeblock.moe.devices import DEVICES
 from routeblock.moe.launches import Launch
 from routeblock.moe.partition import thread_sizes
 from routeblock.moe.routing import AlignedPlan
 from routeblock.twin.tensor_core import ARCHITECTURES
 
-# SMs of GPUs that run the kernel (data sheets), and the resident blocks an SM that its selector can choose.
-SM_COUNTS = (58, 72, 78, 82, 84, 108, 114, 128, 132, 142, 148, 170)
 BLOCKS_PER_SM = (1, 2, 3, 4)
-GRIDS = tuple(sorted({sms * blocks for sms, blocks in product(SM_COUNTS, BLOCKS_PER_SM)}))
+GRIDS = tuple(sorted({gpu.sms * blocks for gpu, blocks in product(DEVICES.values(), BLOCKS_PER_SM)}))
 
 
 @dataclass(frozen=True)
