@@ -33,8 +33,8 @@ class Parting:
 class SmallestSet:
     """Roundings that, each replaced by the exact sum of its operands, make the two outputs equal.
 
-    tried: sets of each size that were recomputed, by size. smallest: no smaller set does, all were tried; where it is
-    False, no member can be left out alone. alike: how many sets of this size do (for sizes that were tried in full).
+    tried: sets of each size that were tried, by size. smallest: no smaller set does, all were tried; where it is False,
+    no member can be left out alone. alike: how many sets of this size do, 0 where they were not all tried.
     """
 
     members: tuple[Candidate, ...]
@@ -167,7 +167,9 @@ class Comparison:
         return {i: second[identity] for i, identity in enumerate(self.ids[0]) if identity in second}
 
     def candidates(self) -> list[Candidate]:
-        """Every float32 addition and cut that is not exact: shared ones once, then those of each tree."""
+        """Every addition but the last rounding: shared ones once, then those of each tree. An addition that is exact
+        here counts too: with other operands it may round.
+        """
         shared = self.shared()
         taken = set(shared.values())
         nodes = [range(len(e.tree.nodes) - 1) for e in self.sides]
@@ -175,7 +177,7 @@ class Comparison:
         every += [(i, None) for i in nodes[0] if i not in shared]
         every += [(None, j) for j in nodes[1] if j not in taken]
         last = len(self.ids[0]) - 1
-        return [c for c in every if c[0] != last and self._error(c)]
+        return [c for c in every if c[0] != last]
 
     def _error(self, candidate: Candidate) -> int:
         side = 0 if candidate[0] is not None else 1
@@ -221,7 +223,8 @@ class Comparison:
                 return SmallestSet(found[0], self.outputs(found[0])[0], tuple(tried), True, len(found))
         best = min((self._pruned(start) for start in self._starts(candidates)), key=len)
         best.sort(key=candidates.index)
-        return SmallestSet(tuple(best), self.outputs(best)[0], tuple(tried), False, 0)
+        smallest = len(best) == tried[-1][0] + 1  # every smaller size was tried in full
+        return SmallestSet(tuple(best), self.outputs(best)[0], tuple(tried), smallest, 0)
 
     def _starts(self, candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
         """Sets that make the outputs equal, to take members from: all, and of each tree the errors that hold its sum

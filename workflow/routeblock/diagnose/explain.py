@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.diagnose.answer import Answer, Fact, Verdict
-from routeblock.diagnose.compare_trees import Candidate, Comparison
+from routeblock.diagnose.compare_trees import Candidate, Comparison, SmallestSet
 from routeblock.diagnose.layer_run import GEMMS, SURFACES, Run, bits, elements, only
 from routeblock.diagnose.summation_tree import (
     STEP,
@@ -198,15 +198,20 @@ def _shape_cause(comparison: Comparison) -> Document:
             "makes_equal": outputs[0] == outputs[1] == found.output,
             "output": exact_text(found.output, scale),
             "sets_tried": [{"size": size, "sets": count} for size, count in found.tried],
-            "proven": (
-                f"smallest: {'no set of one does; ' if len(found.members) == 2 else ''}"
-                f"{found.alike} of {found.tried[-1][1]} sets of {len(found.members)} do"
-                if found.smallest
-                else f"no member can be left out, and no set of {' or '.join(str(s) for s, _ in found.tried)} does;"
-                " larger sets below this size were not all tried"
-            ),
+            "proven": _proven(found),
         }
     return document
+
+
+def _proven(found: SmallestSet) -> str:
+    """What is proven about the size of a set."""
+    size, below = len(found.members), [str(s) for s, _ in found.tried if s < len(found.members)]
+    none = f"no set of {' or '.join(below)} does" if below else ""
+    if not found.smallest:
+        return f"{none}, and no member of this one can be left out; sets in between were not all tried"
+    if not found.alike:
+        return f"smallest: {none}"
+    return f"smallest: {none + '; ' if none else ''}{found.alike} of {found.tried[-1][1]} sets of {size} do"
 
 
 def _operand_cause(comparison: Comparison) -> Document:
@@ -302,7 +307,8 @@ def _gemm_link(gemm: str, runs: Runs, rows: Rows, column: int) -> tuple[Document
             "shape_changes_bits": not form_alone.same_output,
             "operands_change_bits": not operands_alone.same_output,
         }
-        comparison = operands_alone if form_alone.same_output and not operands_alone.same_output else form_alone
+        # Where neither alone does it, the operands are followed: they have a cause further back.
+        comparison = operands_alone if form_alone.same_output else form_alone
         document["shown"] = "operands alone" if comparison is operands_alone else "shape alone"
     parting, rounding = comparison.parting(), comparison.first_other_rounding()
     document["rounding"] = _rounding(comparison)
@@ -502,7 +508,7 @@ def answer(document: Document, facts: Sequence[Fact] = ()) -> Answer:
             _why_not(origin), "nothing to cure", facts, document, lines(document), _status(document),
         )  # fmt: skip
     return Answer(
-        "explain", Verdict.CAN_DIFFER, f"{where} is {values}", _why(origin), _cure(origin), facts, document,
+        "explain", Verdict.CAN_DIFFER, f"{where} is {values}", _why(origin), _cure(origin, document["runs"]), facts, document,
         lines(document), _status(document),
     )  # fmt: skip
 
@@ -537,8 +543,10 @@ def _why(origin: Document) -> str:
     return f"{tile} is summed {cuts}: the sums differ in their roundings and end on two sides of a rounding boundary"
 
 
-def _cure(origin: Document) -> str:
+def _cure(origin: Document, runs: Sequence[Document]) -> str:
     first, second = origin["sides"]
     if first["launch"] != second["launch"] or first["architecture"] != second["architecture"]:
         return "one launch on one architecture for both runs"
+    if runs[0]["tokens"] != runs[1]["tokens"]:
+        return "full K in both runs with one set of thread sizes: another batch moves the cuts"
     return "one plan for both runs (canonical order: expert, then route), or a grid at which every tile is one slice"

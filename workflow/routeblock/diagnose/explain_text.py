@@ -65,7 +65,10 @@ def _gemm(link: Document) -> Iterator[str]:
         )
     if "alone" in link:
         alone = link["alone"]
-        yield f"shape alone {_changes(alone['shape_changes_bits'])}; operands alone {_changes(alone['operands_change_bits'])}"
+        shape, operands = alone["shape_changes_bits"], alone["operands_change_bits"]
+        yield f"the other shape alone {_changes(shape)}; the other operands alone {_changes(operands)}"
+        if not shape and not operands:
+            yield "only both together change the bits"
         yield f"below: {link['shown']}"
     if link["cause"] == "nothing":
         yield "both trees are the same on the same products"
