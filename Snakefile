@@ -28,6 +28,7 @@ include: "workflow/rules/confirmation.smk"
 include: "workflow/rules/statistics.smk"
 include: "workflow/rules/alignment_cost.smk"
 include: "workflow/rules/peers.smk"
+include: "workflow/rules/diagnose.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/report.smk"
 

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Situations that people reported in public, restated as inputs, with the right answer."""
+"""Situations that people reported in public, restated as inputs, with the right answer.
+
+Two more stand elsewhere: neighbouring zero points and a zero point of 0 in tests/moe/test_awq.py; variants of
+checkpoints in tests/checkpoint.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from itertools import permutations
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from routeblock.cli import main
+from routeblock.diagnose.routings import draw
 from routeblock.moe.launches import selected_launch
 from routeblock.moe.partition import partition
 from routeblock.moe.routing import AlignedPlan, align, block_size_for
@@ -137,3 +146,85 @@ def test_a_tokens_bits_depend_on_the_batch_through_the_launch_and_full_k_alone_d
     assert len({token(m, thread_k=None, full_k=False) for m in batches}) > 1
     assert len({token(m, thread_k=64, full_k=True) for m in batches}) == 1
     assert len({token(m, thread_k=None, full_k=True) for m in batches}) > 1
+
+
+def predicted(folder: Path, ids: np.ndarray, *options: object) -> dict[str, Any]:
+    """What `routeblock predict` says of a routing: the answer, and its exit code beside it."""
+    np.save(folder / "ids.npy", ids)
+    out = folder / "answer.json"
+    code = main(["predict", "--routing", str(folder / "ids.npy"), "--out", str(out), *map(str, options)])
+    return {"exit": code, **json.loads(out.read_bytes())}
+
+
+SIZES = {"--hidden": "2048", "--intermediate": "768", "--group-size": "128", "--dtype": "float16"}
+QWEN = ["--zero-points", *(word for pair in SIZES.items() for word in pair), "--gpu", "H200", "--vllm", "0.24.0"]
+
+
+def test_random_arrival_gives_many_plans_stable_order_one_and_the_answer_names_the_blocks(tmp_path: Path) -> None:
+    for tokens, top_k, experts in ((4097, 16, 128), (128, 2, 32)):
+        ids, rng = draw(tokens, top_k, experts, 1)[0], np.random.default_rng(2)
+        routes = np.arange(ids.size)
+        stable = {align(ids, experts, 64, routes).fingerprint() for _ in range(3)}
+        plans = [align(ids, experts, 64, rng.permutation(routes)) for _ in range(100)]
+        sets = np.stack([np.sort(plan.rows, axis=1) for plan in plans])
+        assert len(stable) == 1
+        options = ["--experts", experts, "--top-k", top_k, "--block-size", 64]
+        answer = predicted(tmp_path, ids, *QWEN, *options)
+        ((part,),) = answer["detail"]["partition"]
+        named = {
+            block
+            for expert in part["straddling_experts"]
+            for block in range(expert["blocks"][0], expert["blocks"][1] + 1)
+        }
+        # Where no expert has a second block, no order changes a block's set, and the answer names none.
+        assert (len({plan.tobytes() for plan in sets}) > 1) == bool(named)
+        assert {*np.flatnonzero((sets != sets[0]).any(axis=(0, 2))).tolist()} == named
+
+
+def test_two_legal_orders_of_a_large_batch_can_differ_and_canonical_ones_cannot(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    ids = np.stack([rng.choice(16, 4, replace=False) for _ in range(2048)]).astype(np.int32)
+    layer = "--hidden 1024 --intermediate 256 --experts 16 --top-k 4 --group-size 128 --symmetric --dtype bfloat16"
+    options = [*layer.split(), "--gpu", "H200", "--vllm", "0.24.0", "--launch", "64,128,264"]
+    answer = predicted(tmp_path, ids, *options)
+    assert (answer["exit"], answer["verdict"]) == (1, "can differ")
+    assert answer["detail"]["partition"][0][0]["block_size"] == 64
+    assert predicted(tmp_path, ids, *options, "--canonical")["verdict"] == "cannot differ"
+
+
+def test_expert_parallelism_is_reported_to_change_the_block_size(tmp_path: Path) -> None:
+    ids = draw(128, 4, 128, 1)[0]
+    sizes = {
+        (version, ranks): next(
+            f["value"]
+            for f in predicted(tmp_path, ids, *QWEN[:-1], version, "--experts", 128, "--top-k", 4, "--ep", ranks)[
+                "facts"
+            ]
+            if f["name"] == "block size"
+        )
+        for version in ("0.24.0", "0.31.0")
+        for ranks in (1, 8, 16)
+    }
+    assert [sizes["0.24.0", r] for r in (1, 8, 16)] == [8, 48, 64]
+    assert [sizes["0.31.0", r] for r in (1, 8, 16)] == [8, 8, 8]  # counts a rank's own tokens since 0.26
+
+
+def test_the_answer_says_from_the_shape_alone_whether_partial_sums_have_an_order(tmp_path: Path) -> None:
+    ids = draw(21, 8, 128, 1)[0]
+    most = {}
+    for launch in ("64,128,200", "64,128,246", "64,128,4000"):
+        answer = predicted(tmp_path, ids, *QWEN, "--experts", 128, "--top-k", 8, "--launch", launch)
+        most[launch] = answer["detail"]["partition"][0][0]["gemms"]["w13"]["slices_at_most"]
+    assert most["64,128,246"] == 2
+    assert most["64,128,4000"] > 2
+
+
+def test_a_token_is_said_to_follow_its_batch_unless_thread_k_is_held_and_k_is_whole(tmp_path: Path) -> None:
+    ids = draw(257, 8, 128, 1)[0]
+    options = ["--experts", 128, "--top-k", 8, "--between", "batches", "--batches", "1,16,64,257"]
+    answer = predicted(tmp_path, ids, *QWEN, *options)
+    assert (answer["exit"], answer["detail"]["batches"]["classes"] > 1) == (1, True)
+    full = predicted(tmp_path, ids, *QWEN, *options, "--full-k")
+    assert full["detail"]["batches"]["classes"] == 2  # thread_k 128 at blocks of 8, 64 above
+    held = predicted(tmp_path, ids, *QWEN, *options, "--full-k", "--launch", "64,128,528")
+    assert (held["exit"], held["detail"]["batches"]["classes"]) == (0, 1)

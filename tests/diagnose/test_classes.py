@@ -14,6 +14,7 @@ from routeblock.diagnose.batches import sweep
 from routeblock.diagnose.classes import Classes, cut_of, outcomes_text, run_to_run, tile_classes
 from routeblock.diagnose.engine import Engine
 from routeblock.diagnose.layer import GEMMS, Layer
+from routeblock.diagnose.partitions import slices_at_most
 from routeblock.diagnose.routings import counts, draw
 from routeblock.moe.devices import DEVICES
 from routeblock.moe.launches import Launch
@@ -42,6 +43,7 @@ def test_the_first_cut_says_all_slices(
         assert (classes[block, tile] == 0) == (len(found) == 1)
         assert slices.setdefault(int(classes[block, tile]), found) == found
     assert len(set(slices.values())) == len(slices)
+    assert slices_at_most(classes, cut) == max(map(len, slices.values()))
 
 
 def layer_of(experts: int, top_k: int, group: int = 32) -> Layer:

@@ -125,7 +125,7 @@ def test_a_public_models_config_is_enough(capsys: pytest.CaptureFixture[str]) ->
     assert code == 1
     assert answer["detail"]["layer"] == {
         "hidden": 2048, "intermediate": 512, "experts": 256, "top_k": 8, "dtype": "bfloat16", "group_size": 128,
-        "zero_points": True,
+        "zero_points": True, "layout": "AutoAWQ",
     }  # fmt: skip
 
 

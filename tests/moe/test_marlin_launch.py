@@ -182,12 +182,30 @@ def test_each_release_runs_the_kernel_that_its_files_choose(
     assert kernel_for(DEVICES[gpu], version, invariant).kernel is kernel
 
 
+@pytest.mark.parametrize(
+    ("gpu", "version", "invariant", "kernel"),
+    [
+        ("L40S", "0.31.0", False, Kernel.MARLIN),
+        ("L40S", "0.26.0", True, Kernel.EMULATION),
+        ("L40S", "0.27.0", True, Kernel.TRITON),
+        ("H200", "0.31.0", True, Kernel.TRITON),
+        ("H200", "0.33.0", True, Kernel.HUMMING_INVARIANT),
+        ("B200", "0.31.0", False, Kernel.FLASHINFER),
+    ],
+)
+def test_other_layouts_than_autoawqs_reach_other_kernels(
+    gpu: str, version: str, invariant: bool, kernel: Kernel
+) -> None:
+    assert kernel_for(DEVICES[gpu], version, invariant, awq=False).kernel is kernel
+
+
 def test_a_backend_can_be_forced_and_a_release_that_was_not_opened_says_so() -> None:
     h200 = DEVICES["H200"]
     assert kernel_for(h200, "0.33.0", False, "marlin").kernel is Kernel.MARLIN
     assert kernel_for(h200, "0.33.0", True, "marlin").kernel is Kernel.REFUSED
     assert not kernel_for(h200, "0.34.0", False).opened
-    with pytest.raises(InputError, match=r"from 0\.28 on"):
+    assert kernel_for(h200, "0.26.0", True, "humming").kernel is Kernel.REFUSED
+    with pytest.raises(InputError, match=r"from 0\.25 on"):
         kernel_for(h200, "0.24.0", False, "humming")
     with pytest.raises(InputError, match=r"releases from 0\.20\.2"):
         kernel_for(h200, "0.11.0", False)

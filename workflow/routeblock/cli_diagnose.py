@@ -22,6 +22,8 @@ Gpu = Annotated[str, typer.Option(help="Which GPU: A100, RTX 3090, L40S, H100 SX
 Vllm = Annotated[str, typer.Option(help="vLLM's release, such as 0.24.0.")]
 Tokens = Annotated[int | None, typer.Option(help="Tokens of the batch, if no --routing is given.", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of what is drawn.", min=0)]
+PopulationName = Annotated[str, typer.Option(help="uniform, zipf:EXPONENT, topics:TOPICS:EXPONENT or file.")]
+RoutingFile = Annotated[Path | None, typer.Option("--routing", help="The file of population `file`.")]
 JsonTo = Annotated[str | None, typer.Option("--json", help="Where the JSON goes; - prints it instead of the text.")]
 OutFile = Annotated[Path | None, typer.Option(help="File for the JSON, sealed by a manifest beside it.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse an answer that stands on an assumed fact.")]
@@ -130,7 +132,84 @@ def launches(
         raise typer.Exit(1)
 
 
+def predictions(
+    answers: Annotated[list[Path], typer.Argument(help="Answers that predict wrote with --out.")],
+    out: Annotated[Path, typer.Option(help="Folder for the table predictions and its manifest.")],
+) -> None:
+    """Tabulate answers of predict, a row each."""
+    from routeblock.diagnose.predict_table import write
+    from routeblock.rule_code import code
+
+    write(answers, out, code=code("predictions"))
+
+
+def survey_point(
+    gpu: Gpu,
+    vllm: Vllm,
+    tokens: Annotated[int, typer.Option(help="Tokens of a batch.", min=1, max=1 << 19)],
+    out: Annotated[Path, typer.Option(help="File for the point's JSON, sealed.")],
+    population: PopulationName = "uniform",
+    routing: RoutingFile = None,
+    routings: Annotated[int, typer.Option(help="Routings, at most.", min=1)] = 2000,
+    sample: Annotated[int, typer.Option(help="Routings that the twin computes, at most.", min=0)] = 16,
+    macs: Annotated[float, typer.Option(help="Multiply-accumulates that the twin may spend.", min=0)] = 2e10,
+    seed: Seed = 0,
+    model: Model = None,
+    hidden: Hidden = None,
+    intermediate: Intermediate = None,
+    experts: Experts = None,
+    top_k: TopK = None,
+    dtype: Dtype = None,
+    group_size: GroupSize = None,
+    zero_points: ZeroPoints = None,
+    tp: Annotated[int, typer.Option(help="Tensor parallel ranks.", min=1)] = 1,
+    moe_backend: Annotated[str, typer.Option(help="vLLM's --moe-backend.")] = "auto",
+) -> None:
+    """Survey one GPU, population and batch size: how many routings can change bits, how many of a sample do."""
+    from routeblock.diagnose.engine import Engine
+    from routeblock.diagnose.layer import layer_from
+    from routeblock.diagnose.populations import population as named
+    from routeblock.diagnose.survey import Plan, write
+    from routeblock.diagnose.survey import survey_point as point
+    from routeblock.moe.devices import device
+    from routeblock.rule_code import code
+
+    given = {
+        "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "dtype": dtype,
+        "group_size": group_size, "zero_points": zero_points,
+    }  # fmt: skip
+    engine = Engine(layer_from(model, given, tp), device(gpu), vllm, backend=moe_backend)
+    document = point(engine, named(population, routing), tokens, Plan(routings, sample, macs, seed))
+    write(document, out, [p for p in (model, routing) if p], code=code("survey_point"))
+
+
+def survey(
+    points: Annotated[list[Path], typer.Argument(help="Points that survey-point wrote.")],
+    out: Annotated[Path, typer.Option(help="Folder for the table and the figure, each with its manifest.")],
+    json_to: JsonTo = None,
+    strict: Strict = False,
+    exit_zero: ExitZero = False,
+) -> None:
+    """Gather a survey: table, figure, and how often bits can change. Exit 0: never here; 1: they can."""
+    from routeblock.diagnose.answer import deliver
+    from routeblock.diagnose.survey_answer import answer
+    from routeblock.diagnose.survey_table import write
+    from routeblock.rule_code import code
+
+    digest = code("survey")
+    found = answer(write(points, out, code=digest))
+    raise typer.Exit(
+        deliver(
+            found, json_to=json_to, out=out / "survey_answer.json", strict=strict, exit_zero=exit_zero, inputs=points,
+            parameters={}, code=digest,
+        )
+    )  # fmt: skip
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.command()(predict)
+    app.command()(predictions)
     app.command()(launches)
+    app.command()(survey_point)
+    app.command()(survey)

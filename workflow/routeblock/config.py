@@ -138,6 +138,49 @@ class Checkpoint(_Section):
         return self
 
 
+class SurveyedLayer(_Section):
+    """The layer that predictions and the survey ask about: sizes and quantisation alone."""
+
+    hidden: Annotated[int, Field(ge=128)]
+    """Hidden size."""
+    intermediate: Annotated[int, Field(ge=64)]
+    """Intermediate size of an expert."""
+    experts: Annotated[int, Field(ge=1)]
+    """Experts."""
+    top_k: Annotated[int, Field(ge=1)]
+    """Experts of a token."""
+    dtype: str
+    """float16 or bfloat16."""
+    group_size: int
+    """Quantisation group along K, -1: one scale a column."""
+    zero_points: bool
+    """Zero points, or the fixed 8."""
+
+
+class Survey(_Section):
+    """How often can bits change, and how often do they: targets `survey` and `predictions`."""
+
+    layer: SurveyedLayer
+    gpus: Annotated[tuple[str, ...], *_Some]
+    """GPUs, as moe/devices.py names them."""
+    vllm: str
+    """vLLM's release."""
+    populations: Annotated[tuple[str, ...], *_Some]
+    """Populations of routings: uniform, zipf:EXPONENT, topics:TOPICS:EXPONENT, file."""
+    routing: str | None
+    """The file of population `file`."""
+    tokens: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)]
+    """Batch sizes."""
+    routings: Annotated[int, Field(ge=1)]
+    """Routings of a point, at most."""
+    sample: Annotated[int, Field(ge=0)]
+    """Routings of a point that the twin computes, at most."""
+    macs: Annotated[float, Field(ge=0)]
+    """Multiply-accumulates that the twin may spend on a point."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    """Seed of what is drawn."""
+
+
 class Config(_Section):
     """Every knob of config.yaml."""
 
@@ -154,6 +197,7 @@ class Config(_Section):
     cuda: Cuda
     """How the lane cuda uses this machine."""
     grouped_schedule: GroupedSchedule
+    survey: Survey
 
 
 def load(path: Path) -> Config:

@@ -4,7 +4,7 @@ from pathlib import Path
 from routeblock.evidence.manifest import SUFFIX
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
 from routeblock.route_block.facts import CELLS, HISTORIES, cells_of, gpu_of, position, predecessor
-from routeblock.route_block.fixtures.fixture import SPEC, TENSOR_FILES
+from routeblock.route_block.fixtures.fixture import INPUTS, SPEC, TENSOR_FILES
 from routeblock.alignment_cost import wiring as alignment
 from routeblock.grouped_schedule import wiring as grouped
 from routeblock.q6k_dispatch import wiring as fast_paths

@@ -88,8 +88,8 @@ def sweep(
         if found is None:
             return None
         block = engine.block_size_at(size)
-        key = []
-        for _, local in engine.ranks():
+        key = [np.array([found[gemm].thread_k for gemm in GEMMS]).tobytes()]
+        for _, local in engine.ranks() if not full_k else ():  # with full K there is no cut anywhere
             mine = (slots >= local.start) & (slots < local.stop)
             if not mine.any():
                 continue
@@ -97,10 +97,38 @@ def sweep(
             starts = np.cumsum(per_expert) - per_expert
             of_block = starts[slots[mine] - local.start] + before[mine] // block
             for gemm in GEMMS:
-                cuts = route_cuts(layer, gemm, int(per_expert.sum()), of_block, found[gemm], full_k)
-                key += [np.int64(found[gemm].thread_k).tobytes(), cuts.tobytes()]
+                cuts = route_cuts(layer, gemm, int(per_expert.sum()), of_block, found[gemm], False)
+                key.append(cuts.tobytes())
         number = known.setdefault(b"".join(key), len(known))
         if not numbers or numbers[-1] != number:
             changes.append(Change(size, number, block, tuple(found[gemm] for gemm in GEMMS)))
         numbers.append(number)
     return Sweep(tuple(sizes), tuple(numbers), tuple(changes))
+
+
+def first_token_differs(engine: Engine, ids: NDArray[np.int32], counts: Ints) -> NDArray[np.bool_]:
+    """Whether the first token of each routing [routings, tokens, top_k] is of another class than alone.
+
+    In canonical order, without expert parallelism. counts: the routes of each expert, int64 [routings, experts].
+    """
+    layer, tokens = engine.layer, ids.shape[1]
+    launches, alone = engine.launches_at(tokens), engine.launches_at(1)
+    assert launches is not None
+    assert alone is not None
+    slots = ids[:, 0].astype(np.int64)
+    per_expert = -(-counts // engine.block_size_at(tokens))
+    starts = np.cumsum(per_expert, axis=1) - per_expert
+    # The first token is the first of its experts' routes, so it lies in their first blocks; alone, each expert has one.
+    of_block = np.take_along_axis(starts, slots, axis=1)
+    rank = np.argsort(np.argsort(slots, axis=1), axis=1)
+    blocks, found = per_expert.sum(axis=1), np.zeros(len(ids), bool)
+    for gemm in GEMMS:
+        if launches[gemm].thread_k != alone[gemm].thread_k:
+            return np.ones(len(ids), bool)
+        single = route_cuts(layer, gemm, layer.top_k, np.arange(layer.top_k), alone[gemm], False)
+        for number in np.unique(blocks):
+            rows = np.flatnonzero(blocks == number)
+            cuts = route_cuts(layer, gemm, int(number), of_block[rows].ravel(), launches[gemm], False)
+            same = (cuts == single[rank[rows].ravel()]).all(axis=(1, 2)).reshape(rows.size, -1).all(axis=1)
+            found[rows] |= ~same
+    return found

@@ -39,14 +39,14 @@ def swept_batches(question: Question, *, full_k: bool, thread_k: int | None = No
     return sweep(engine, question.batch_ids, question.token, question.batches, full_k=full_k, launches=pinned)
 
 
-def options(question: Question) -> list[dict[str, Any]]:
+def options(question: Question, swept: Sweep | None) -> list[dict[str, Any]]:
     """What would stop it, cheapest first: each with whether it stops changes between runs, and between batches."""
     engine = question.engine
     found: list[dict[str, Any]] = [
         {
             "option": "canonical alignment (ROUTEBLOCK_CANONICAL_ALIGNMENT=1)",
             "runs": True,
-            "batches": _one_class(swept_batches(question, full_k=False)),
+            "batches": _one_class(swept_batches(question, full_k=False) if question.full_k else swept),
             "reason": "one plan for one routing",
             "cost": "0.15 to 0.69 of the native alignment's time on an H200 by graph (recorded): docs/alignment.md",
         }
@@ -60,7 +60,7 @@ def options(question: Question) -> list[dict[str, Any]]:
                 "runs": launch is not None,
                 "batches": False,
                 "launch": launch and {gemm: list(x) for gemm, x in launch.items()},
-                "reason": "every expert's blocks are cut alike there, for these routings and no others"
+                "reason": f"at {_named(launch)} every expert's blocks are cut alike, for these routings and no others"
                 if launch
                 else "no such launch keeps every expert's blocks alike for these routings",
                 "cost": "not measured; vLLM passes -1 (automatic), so its call must be changed",
@@ -110,6 +110,10 @@ def other_grids(question: Question) -> list[dict[str, Any]]:
         results = [run_to_run(whole[:, local], engine.block_size_at(tokens), classes) for _, local in engine.ranks()]
         found.append({"grid": grid, "routes_that_can_change": sum(int(r.any.sum()) for r in results)})
     return found
+
+
+def _named(launches: dict[str, Launch]) -> str:
+    return ", ".join(f"{gemm.upper()} {tuple(launch[:2])} on {launch.grid}" for gemm, launch in launches.items())
 
 
 def _one_class(swept: Sweep | None) -> bool | None:

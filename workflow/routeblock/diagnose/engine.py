@@ -58,7 +58,7 @@ class Engine:
         """The MoE kernel that runs; Marlin where launches are given."""
         if self.given:
             return FoundKernel(Kernel.MARLIN, "launches are given", True)
-        return kernel_for(self.device, self.version, self.batch_invariant, self.backend)
+        return kernel_for(self.device, self.version, self.batch_invariant, self.backend, self.layer.awq)
 
     @property
     def local_experts(self) -> int:

@@ -50,7 +50,7 @@ def rule_rows() -> Iterator[dict[str, Any]]:
 def device_rows(layer: Layer, version: str) -> Iterator[dict[str, Any]]:
     """Each GPU with its launches at every block size, for batches that fill it."""
     for device in DEVICES.values():
-        kernel = str(kernel_for(device, version, False).kernel)
+        kernel = str(kernel_for(device, version, False, awq=layer.awq).kernel)
         for block in BLOCK_SIZES:
             for gemm in GEMMS:
                 found: FoundLaunch = automatic_launch(

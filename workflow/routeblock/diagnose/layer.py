@@ -17,13 +17,16 @@ DTYPES = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Layer:
-    """One rank's share of an MoE layer: `intermediate` is that of the rank, `experts` are all of the model's."""
+    """One rank's share of an MoE layer: `intermediate` is that of the rank, `experts` are all of the model's. awq: the
+    weights lie as AutoAWQ packs them; else as GPTQ or compressed-tensors.
+    """
 
     hidden: int
     intermediate: int
     experts: int
     top_k: int
     weights: Weights
+    awq: bool = True
 
     def gemm(self, name: str, tokens: int) -> Gemm:
         """N, K and routes of `w13` or `w2` at a number of tokens."""
@@ -42,6 +45,7 @@ class Layer:
             "dtype": self.weights.dtype,
             "group_size": self.weights.group_size,
             "zero_points": self.weights.zero_points,
+            "layout": "AutoAWQ" if self.awq else "GPTQ or compressed-tensors",
         }
 
 
@@ -52,8 +56,9 @@ def _refuse(what: str, limit: str, way_out: str, where: str = "layer") -> InputE
 def layer_from(config: Path | None, given: Mapping[str, Any], tensor_parallel: int = 1) -> Layer:
     """The layer of a `config.json` (its path or its folder's); a value that is `given` and not None takes its place.
 
-    `given` may hold hidden, intermediate, experts, top_k, dtype, group_size, zero_points. Raises InputError for a value
-    that neither says, and for sizes that the kernel does not take.
+    `given` may hold hidden, intermediate, experts, top_k, dtype, group_size, zero_points. Where no file says the layout,
+    zero points mean AutoAWQ's. Raises InputError for a value that neither says, and for sizes that the kernel does not
+    take.
     """
     known = {name: value for name, value in given.items() if value is not None}
     values = {**(_read(config, known) if config is not None else {}), **known}
@@ -69,6 +74,7 @@ def layer_from(config: Path | None, given: Mapping[str, Any], tensor_parallel: i
         values["experts"],
         values["top_k"],
         Weights(values["dtype"], values["zero_points"], values["group_size"]),
+        values.get("awq", values["zero_points"]),
     )
     return _checked(layer, tensor_parallel)
 
@@ -107,10 +113,12 @@ def _read(config: Path, known: Mapping[str, Any]) -> dict[str, Any]:
     path = config / CONFIG if config.is_dir() else config
     if not path.is_file():
         raise _refuse("no such file", "a model's config.json is needed", "name the file or its folder", str(path))
-    given = None
+    given, layout = None, {}
     if {"group_size", "zero_points"} <= known.keys():  # an unquantised model's file serves too
         given = Quantization(Container.AWQ, known["group_size"], known["zero_points"], ())
     model = read_model(Folder(path.parent, {CONFIG: path}, None), given)
+    if given is None:
+        layout = {"awq": model.quantization.container is Container.AWQ}
     return {
         "hidden": model.hidden,
         "intermediate": model.intermediate,
@@ -119,4 +127,5 @@ def _read(config: Path, known: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": model.dtype,
         "group_size": model.quantization.group_size,
         "zero_points": model.quantization.zero_points,
+        **layout,
     }

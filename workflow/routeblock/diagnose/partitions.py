@@ -12,6 +12,7 @@ from routeblock.diagnose.classes import cut_of, tile_classes
 from routeblock.diagnose.engine import Engine
 from routeblock.diagnose.layer import GEMMS
 from routeblock.diagnose.routings import Routings, counts
+from routeblock.moe.partition import Partition
 
 
 def partition_document(engine: Engine, some: Routings, full_k: bool) -> list[dict[str, Any]]:
@@ -35,6 +36,7 @@ def partition_document(engine: Engine, some: Routings, full_k: bool) -> list[dic
                 "tiles": cut.tiles,
                 "direct_tiles": cut.direct_tiles,
                 "k_tiles_of_a_slice": cut.iters,
+                "slices_at_most": slices_at_most(classes, cut),
                 "split_tiles": len(split),
                 "first_split": split[0].tolist() if len(split) else None,
                 "blocks_with_a_split": int((classes > 0).any(axis=1).sum()),
@@ -52,6 +54,12 @@ def partition_document(engine: Engine, some: Routings, full_k: bool) -> list[dic
             }
         )
     return found
+
+
+def slices_at_most(classes: NDArray[np.int64], cut: Partition) -> int:
+    """The most slices of a tile: of two partial sums the order never matters, of three it does."""
+    first = classes[classes > 0]
+    return int(2 + (cut.k_tiles - 1 - first).max() // cut.iters) if first.size else 1
 
 
 def _straddling(per_expert: NDArray[np.int64], local: slice) -> list[dict[str, Any]]:

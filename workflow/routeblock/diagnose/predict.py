@@ -8,41 +8,46 @@ proof from the partition, and *can differ* says that the arithmetic differs: whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from routeblock.diagnose.answer import Answer, Fact, Verdict
 from routeblock.diagnose.batches import Sweep
 from routeblock.diagnose.classes import Classes, RunToRun, outcomes_text, run_to_run
 from routeblock.diagnose.cures import options, other_grids, swept_batches
-from routeblock.diagnose.engine import FIXED_ORDER_EXPERTS, FIXED_ORDER_ROUTES, Engine
+from routeblock.diagnose.engine import FIXED_ORDER_EXPERTS, FIXED_ORDER_ROUTES
 from routeblock.diagnose.layer import GEMMS
 from routeblock.diagnose.partitions import partition_document
-from routeblock.diagnose.predict_text import lines
+from routeblock.diagnose.predict_text import lines, options_lines
 from routeblock.diagnose.question import Between, Question
-from routeblock.diagnose.routings import Routings, counts
+from routeblock.diagnose.routings import counts
 from routeblock.moe.kernels import Kernel
 
 COMMAND = "predict"
 LISTED = 20  # changes of class in an answer
+Ints = NDArray[np.int64]
 
 
 @dataclass
 class Found:
-    """The run-to-run results of all routings: of each size and rank, in order."""
+    """The run-to-run results of all routings. Arrays are [routings], summed over ranks; what a fixed order does not let
+    differ is 0 in `at_stake` and `log_outcomes`.
+    """
 
-    parts: list[tuple[Routings, int, RunToRun]] = field(default_factory=list)
-    can_differ: int = 0
-    routings: int = 0
-    routes: int = 0
-    experts: int = 0
-    straddling: int = 0
+    at_stake: Ints
+    w13: Ints
+    straddling: Ints
+    parted: Ints
+    blocks: Ints
+    log_outcomes: NDArray[np.float64]
 
-    def worst(self) -> RunToRun | None:
-        """The result that holds the routing with the most routes at stake."""
-        return max((r for _, _, r in self.parts), key=lambda r: int(r.any.max(initial=0)), default=None)
+    @property
+    def can_differ(self) -> int:
+        """Routings that can differ."""
+        return int((self.at_stake > 0).sum())
 
 
 def predict(question: Question) -> Answer:
@@ -64,41 +69,46 @@ def predict(question: Question) -> Answer:
             facts,
             {"layer": engine.layer.document()},
         )
-    runs = _all_runs(engine, question.routings, full_k=question.full_k)
+    runs = _all_runs(question)
+    swept = swept_batches(question, full_k=question.full_k)
     detail: dict[str, Any] = {
         "layer": engine.layer.document(),
         "partition": [partition_document(engine, r, question.full_k) for r in question.routings if r.ids.shape[0] == 1],
         "runs": _runs_document(question, runs),
         "other_grids": other_grids(question),
-        "options": options(question),
+        "options": options(question, swept),
     }
-    swept = swept_batches(question, full_k=question.full_k)
     if question.batches:
         detail["batches"] = None if swept is None else _sweep_document(question, swept)
     text = lines(detail)
+    if runs.can_differ > 0 or (swept is not None and swept.classes > 1):
+        text += options_lines(detail["options"])
     if question.between is Between.BATCHES:
         return _about_batches(question, facts, detail, text, swept)
     return _about_runs(question, facts, detail, text, runs)
 
 
-def _all_runs(engine: Engine, routings: Sequence[Routings], full_k: bool = False) -> Found:
-    found = Found()
-    for some in routings:
+def _all_runs(question: Question) -> Found:
+    engine, parts = question.engine, []
+    for some in question.routings:
         launches = engine.launches_at(some.tokens)
         assert launches is not None
-        classes = Classes(engine.layer, launches, full_k)
+        classes = Classes(engine.layer, launches, question.full_k)
         whole = counts(some.ids, engine.layer.experts)
-        differ = np.zeros(some.ids.shape[0], bool)
-        for rank, local in engine.ranks():
-            result = run_to_run(whole[:, local], engine.block_size_at(some.tokens), classes)
-            found.parts.append((some, rank, result))
-            differ |= result.can_differ
-            found.routes += int(result.any.sum())
-            found.experts += int(result.parted.sum())
-            found.straddling += int(result.straddling.sum())
-        found.can_differ += int(differ.sum())
-        found.routings += differ.size
-    return found
+        block = engine.block_size_at(some.tokens)
+        ranks = [run_to_run(whole[:, local], block, classes) for _, local in engine.ranks()]
+        free = not (question.canonical or engine.fixed_order(some.tokens))
+
+        def total(name: str, count: bool = True, ranks: list[RunToRun] = ranks) -> Any:
+            return np.sum([getattr(rank, name) for rank in ranks], axis=0) * count
+
+        parts.append(
+            (
+                *(total("any", free), total("w13", free), total("straddling"), total("parted"), total("blocks")),
+                total("log_outcomes", free),
+            )
+        )
+    return Found(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def _order_is_fixed(question: Question) -> bool:
@@ -106,45 +116,39 @@ def _order_is_fixed(question: Question) -> bool:
 
 
 def _about_runs(question: Question, facts: list[Fact], detail: dict[str, Any], text: list[str], runs: Found) -> Answer:
-    one = runs.routings == 1
-    who = "the routing" if one else f"{runs.can_differ:,} of {runs.routings:,} routings"
-    if _order_is_fixed(question):
-        reason = (
-            "canonical order gives one plan"
-            if question.canonical
-            else f"native alignment has a fixed order below {FIXED_ORDER_ROUTES} routes and up to"
-            f" {FIXED_ORDER_EXPERTS} experts"
-        )
-        return Answer(
-            COMMAND, Verdict.CANNOT_DIFFER, "bits cannot differ between runs of one batch", reason,
-            "nothing needs stopping between runs; other batches are another question (--between batches)", facts,
-            detail, text,
-        )  # fmt: skip
     if runs.can_differ == 0:
-        reason = (
-            "no expert has two blocks"
-            if runs.straddling == 0
-            else f"{runs.straddling:,} experts have several blocks, but all blocks of each are cut alike in both GEMMs"
-        )
         return Answer(
-            COMMAND, Verdict.CANNOT_DIFFER, "bits cannot differ between runs of one batch", reason,
+            COMMAND, Verdict.CANNOT_DIFFER, "bits cannot differ between runs of one batch", _why_not(question, runs),
             "nothing needs stopping between runs; other batches are another question (--between batches)", facts,
             detail, text,
         )  # fmt: skip
-    worst = runs.worst()
-    assert worst is not None
-    at = int(worst.any.argmax())
-    reason = (
-        f"{runs.experts:,} expert{'s' if runs.experts != 1 else ''} with blocks that are cut differently: a legal"
-        f" reorder could move {runs.routes:,} routes between them"
-    )
-    outcomes = outcomes_text(float(worst.log_outcomes[at]))
+    routings, worst = runs.at_stake.size, int(runs.at_stake.argmax())
+    routes, experts = int(runs.at_stake.sum()), int(runs.parted[runs.at_stake > 0].sum())
     sentence = (
-        f"{runs.routes:,} routes can change bits between runs of one batch, in {outcomes} ways at most"
-        if one
-        else f"{who} can change bits between runs; the worst has {int(worst.any[at]):,} routes that can"
+        f"{routes:,} routes can change bits between runs of one batch, in"
+        f" {outcomes_text(float(runs.log_outcomes[0]))} ways at most"
+        if routings == 1
+        else f"{runs.can_differ:,} of {routings:,} routings can change bits between runs; the worst has"
+        f" {int(runs.at_stake[worst]):,} routes that can"
+    )
+    reason = (
+        f"{experts:,} expert{'s' if experts != 1 else ''} with blocks that are cut differently: a legal reorder could"
+        f" move {routes:,} routes between them"
     )
     return Answer(COMMAND, Verdict.CAN_DIFFER, sentence, reason, _cure(detail["options"], "runs"), facts, detail, text)
+
+
+def _why_not(question: Question, runs: Found) -> str:
+    if question.canonical:
+        return "canonical order gives one plan"
+    if _order_is_fixed(question):
+        return (
+            f"native alignment has a fixed order below {FIXED_ORDER_ROUTES} routes and up to {FIXED_ORDER_EXPERTS}"
+            " experts"
+        )
+    if not runs.straddling.any():
+        return "no expert has two blocks"
+    return f"{int(runs.straddling.sum()):,} experts have several blocks, but all blocks of each are cut alike"
 
 
 def _about_batches(
@@ -188,24 +192,20 @@ def _other_kernel(question: Question, facts: list[Fact]) -> Answer:
 
 
 def _runs_document(question: Question, runs: Found) -> dict[str, Any]:
-    per_routing = np.concatenate([r.any for _, _, r in runs.parts]) if runs.parts else np.zeros(0, np.int64)
-    worst = runs.worst()
+    order = "canonical" if question.canonical else "fixed" if _order_is_fixed(question) else "by arrival"
     return {
-        "routings": runs.routings,
-        "can_differ": 0 if _order_is_fixed(question) else runs.can_differ,
-        "order": "canonical" if question.canonical else "fixed" if _order_is_fixed(question) else "by arrival",
-        "straddling_experts": runs.straddling,
-        "parted_experts": runs.experts,
+        "routings": runs.at_stake.size,
+        "can_differ": runs.can_differ,
+        "order": order,
+        "straddling_experts": int(runs.straddling.sum()),
+        "parted_experts": int(runs.parted.sum()),
         "routes_that_can_change": {
-            "w13": sum(int(r.w13.sum()) for _, _, r in runs.parts),
-            "w2": runs.routes,
-            "of_a_routing_at_most": int(per_routing.max(initial=0)),
+            "w13": int(runs.w13.sum()),
+            "w2": int(runs.at_stake.sum()),
+            "of_a_routing_at_most": int(runs.at_stake.max(initial=0)),
         },
-        "blocks_of_a_routing": [
-            min((int(r.blocks.min(initial=0)) for _, _, r in runs.parts), default=0),
-            max((int(r.blocks.max(initial=0)) for _, _, r in runs.parts), default=0),
-        ],
-        "outcomes_at_most": "1" if worst is None else outcomes_text(float(worst.log_outcomes.max(initial=0.0))),
+        "blocks_of_a_routing": [int(runs.blocks.min(initial=0)), int(runs.blocks.max(initial=0))],
+        "outcomes_at_most": outcomes_text(float(runs.log_outcomes.max(initial=0.0))),
     }
 
 

@@ -13,7 +13,7 @@ _ANSWERS = {True: "stops it", False: "does not", None: "cannot say"}
 
 
 def lines(detail: dict[str, Any]) -> list[str]:
-    """The lines: the partition of single routings, between runs, other grids, between batches, what would stop it."""
+    """The lines: the partition of single routings, between runs, other grids, between batches."""
     found = []
     for ranks in detail["partition"]:
         for part in ranks:
@@ -27,7 +27,7 @@ def lines(detail: dict[str, Any]) -> list[str]:
                 found.append(
                     f"  {gemm.upper():3} {tuple(cut['launch'][:2])} on {cut['launch'][2]}: {part['blocks']} x"
                     f" {cut['n_tiles']} = {cut['tiles']} tiles of {cut['k_tiles']} K-tiles,"
-                    f" {cut['direct_tiles']} direct, {cut['split_tiles']} split{first}"
+                    f" {cut['direct_tiles']} direct, {cut['split_tiles']} split{first}{_slices(cut['slices_at_most'])}"
                 )
             for expert in part["parted_experts"][:LISTED]:
                 classes = ", ".join(f"{n} classes in {g.upper()}" for g, n in expert["classes"].items() if n > 1)
@@ -58,12 +58,27 @@ def lines(detail: dict[str, Any]) -> list[str]:
             found.append(
                 f"  from {change['tokens']}: class {change['class']}, blocks of {change['block_size']}, {launches}"
             )
-    found += ["what would stop it, cheapest first", f"  {'between':>10}  runs        batches"]
-    found += [
-        f"  {_ANSWERS[o['runs']]:>16}  {_ANSWERS[o['batches']]:>10}  {o['option']}: {o['reason']}; cost: {o['cost']}"
-        for o in detail["options"]
-    ]
     return found
+
+
+def options_lines(options: Sequence[dict[str, Any]]) -> list[str]:
+    """What would stop it, a line an option."""
+    return [
+        "what would stop it, cheapest first",
+        f"  {'between runs':>14}  {'batches':>10}",
+        *(
+            f"  {_ANSWERS[o['runs']]:>14}  {_ANSWERS[o['batches']]:>10}  {o['option']}: {o['reason']};"
+            f" cost: {o['cost']}"
+            for o in options
+        ),
+    ]
+
+
+def _slices(most: int) -> str:
+    if most == 1:
+        return ""
+    order = "whose order cannot matter" if most == 2 else "added from the last to the first"
+    return f", at most {most} slices a tile, {order}"
 
 
 def _short(routes: Sequence[int]) -> str:

@@ -22,6 +22,8 @@ class Kernel(StrEnum):
     HUMMING = "Humming"
     HUMMING_INVARIANT = "Humming, batch-invariant mode"
     EMULATION = "int4 emulation"
+    TRITON = "Triton WNA16"
+    FLASHINFER = "FlashInfer TRT-LLM"
     REFUSED = "refused"
 
 
@@ -33,6 +35,8 @@ KNOWN = {
     Kernel.HUMMING_INVARIANT: "no stream-K and a fixed K tile, as vLLM's files say; it has no twin, so nothing here"
     " proves it",
     Kernel.EMULATION: "weights are dequantised to bfloat16 at load and a Triton kernel runs; it has no twin",
+    Kernel.TRITON: "its split-K atomics ignore VLLM_BATCH_INVARIANT in 0.33 (vllm#56887); it has no twin",
+    Kernel.FLASHINFER: "it comes before Marlin for symmetric weights where it takes the layer; it has no twin",
     Kernel.REFUSED: "vLLM stops at load: no WNA16 MoE backend supports batch invariance",
 }
 
@@ -41,29 +45,37 @@ FIRST, LAST = "0.20.2", "0.33.0"  # the releases that were opened
 
 @dataclass(frozen=True)
 class Choice:
-    """What releases `first` to `last` choose; `capability` and `batch_invariant` None: whatever they are."""
+    """What releases `first` to `last` choose; `capability`, `batch_invariant` and `awq` None: whatever they are. awq:
+    AutoAWQ's layout of the weights; others are GPTQ's and compressed-tensors'.
+    """
 
     first: str
     last: str
     capability: str | None
     batch_invariant: bool | None
+    awq: bool | None
     kernel: Kernel
 
 
 # The first entry that fits is taken.
 CHOICES = (
-    Choice("0.20.2", "0.21", None, None, Kernel.MARLIN),  # no gate: silently variant under VLLM_BATCH_INVARIANT
-    Choice("0.22", "0.25", None, True, Kernel.REFUSED),
-    Choice("0.26", "0.27", None, True, Kernel.EMULATION),
-    Choice("0.28", "0.33", None, True, Kernel.HUMMING_INVARIANT),
-    Choice("0.32", "0.33", "9.0", False, Kernel.HUMMING),
-    Choice("0.20.2", "0.33", None, False, Kernel.MARLIN),
+    Choice("0.20", "0.21", None, None, None, Kernel.MARLIN),  # no gate: silently variant under VLLM_BATCH_INVARIANT
+    Choice("0.22", "0.25", None, True, None, Kernel.REFUSED),
+    Choice("0.26", "0.26", None, True, None, Kernel.EMULATION),
+    Choice("0.27", "0.27", None, True, True, Kernel.EMULATION),
+    Choice("0.32", "0.33", "9.0", True, None, Kernel.HUMMING_INVARIANT),
+    Choice("0.27", "0.33", None, True, False, Kernel.TRITON),
+    Choice("0.28", "0.33", None, True, True, Kernel.HUMMING_INVARIANT),
+    Choice("0.24", "0.33", "10.0", False, False, Kernel.FLASHINFER),
+    Choice("0.32", "0.33", "9.0", False, None, Kernel.HUMMING),
+    Choice("0.20", "0.33", None, False, None, Kernel.MARLIN),
 )
 
 # From this release on, the block size under expert parallelism goes by the tokens that a rank expects.
 SCALED_TOKENS = "0.26"
 
 BACKENDS = ("auto", "marlin", "humming")
+FIRST_HUMMING = (0, 25)  # that can be asked for
 
 
 @dataclass(frozen=True)
@@ -75,8 +87,10 @@ class FoundKernel:
     opened: bool
 
 
-def kernel_for(device: Device, version: str, batch_invariant: bool, backend: str = "auto") -> FoundKernel:
-    """The MoE kernel of packed 4-bit experts. `backend` is vLLM's `--moe-backend`.
+def kernel_for(
+    device: Device, version: str, batch_invariant: bool, backend: str = "auto", awq: bool = True
+) -> FoundKernel:
+    """The MoE kernel of packed 4-bit experts. `backend` is vLLM's `--moe-backend`; `awq` as in `Choice`.
 
     Raises InputError for a release before the first that was opened, another backend, or one that the release refuses.
     """
@@ -101,27 +115,27 @@ def kernel_for(device: Device, version: str, batch_invariant: bool, backend: str
         return _forced(looked, batch_invariant, backend, opened, version)
     for choice in CHOICES:
         fits = version_key(choice.first)[:2] <= looked <= version_key(choice.last)[:2]
-        if (
-            fits
-            and choice.capability in (None, device.capability)
-            and choice.batch_invariant in (None, batch_invariant)
-        ):
+        asked = ((choice.capability, device.capability), (choice.batch_invariant, batch_invariant), (choice.awq, awq))
+        if fits and all(wants in (None, has) for wants, has in asked):
             flag = " under VLLM_BATCH_INVARIANT=1" if batch_invariant else ""
             chip = f" on capability {choice.capability}" if choice.capability else ""
-            return FoundKernel(choice.kernel, f"vLLM {version}{flag}{chip} takes {choice.kernel}", opened)
+            layout = "" if choice.awq is None else " with AutoAWQ's layout" if awq else " without AutoAWQ's layout"
+            return FoundKernel(choice.kernel, f"vLLM {version}{flag}{chip}{layout} takes {choice.kernel}", opened)
     raise AssertionError("every release has an entry")
 
 
 def _forced(looked: tuple[int, ...], batch_invariant: bool, backend: str, opened: bool, version: str) -> FoundKernel:
-    if backend == "humming" and looked < (0, 28):
+    if backend == "humming" and looked < FIRST_HUMMING:
         raise InputError(
             f"--moe-backend humming with vLLM {version}",
             where="--moe-backend",
-            limit="Humming serves packed experts from 0.28 on",
+            limit="Humming can be asked for from 0.25 on",
             way_out="leave it at auto, or name a later release",
         )
     if backend == "marlin" and batch_invariant and looked >= (0, 22):
         return FoundKernel(Kernel.REFUSED, "Marlin is not batch-invariant, and the release checks it", opened)
+    if backend == "humming" and batch_invariant and looked < (0, 28):
+        return FoundKernel(Kernel.REFUSED, "Humming is batch-invariant from 0.28 on, and the release checks it", opened)
     humming = Kernel.HUMMING_INVARIANT if batch_invariant else Kernel.HUMMING
     return FoundKernel(Kernel.MARLIN if backend == "marlin" else humming, f"--moe-backend {backend}", opened)
 

@@ -1,0 +1,108 @@
+# Questions about a layer: predictions, launches on every GPU, and the survey, a scatter of one job a point.
+
+
+def plain(name):
+    """A name as a part of a path."""
+    return name.replace(" ", "-").replace(":", "-")
+
+
+SURVEYED_GPUS = {plain(name): name for name in CONFIG.survey.gpus}
+POPULATIONS = {plain(name): name for name in CONFIG.survey.populations}
+LAYER_OPTIONS = " ".join(
+    [
+        *(f"--{key.replace('_', '-')} {value}" for key, value in CONFIG.survey.layer if key != "zero_points"),
+        "--zero-points" if CONFIG.survey.layer.zero_points else "--symmetric",
+    ]
+)
+
+
+rule predict:
+    """The layer's geometry and the fixture's routing on one GPU."""
+    input:
+        routing=f"results/fixtures/{CONFIG.fixture.name}/{INPUTS}",
+    output:
+        answer="results/predict/{gpu}.json",
+        manifest="results/predict/{gpu}.manifest.json",
+    log:
+        "results/logs/predict/{gpu}.log",
+    params:
+        gpu=lambda wildcards: SURVEYED_GPUS[wildcards.gpu],
+        vllm=CONFIG.survey.vllm,
+        layer=LAYER_OPTIONS,
+        code=code("predict"),
+    shell:
+        "routeblock predict --gpu {params.gpu:q} --vllm {params.vllm} {params.layer} --routing {input.routing}"
+        " --batches 1-21 --out {output.answer} --exit-zero > {log} 2>&1"
+
+
+rule predictions:
+    input:
+        answers=expand(rules.predict.output.answer, gpu=SURVEYED_GPUS),
+    output:
+        tables=multiext("results/tables/predictions", ".parquet", ".csv", ".md"),
+        manifest="results/tables/predictions.manifest.json",
+    log:
+        "results/logs/tables/predictions.log",
+    params:
+        code=code("predictions"),
+    shell:
+        "routeblock predictions {input.answers} --out $(dirname {output.manifest}) 2> {log}"
+
+
+rule launches:
+    output:
+        tables=[
+            f"results/tables/{name}.{end}" for name in ("launch_rule", "launches") for end in ("parquet", "csv", "md")
+        ],
+        manifests=multiext("results/tables/", "launch_rule.manifest.json", "launches.manifest.json"),
+    log:
+        "results/logs/tables/launches.log",
+    params:
+        vllm=CONFIG.survey.vllm,
+        layer=LAYER_OPTIONS,
+        code=code("launches"),
+    shell:
+        "routeblock launches --vllm {params.vllm} {params.layer} --out $(dirname {output.manifests[0]}) > {log} 2>&1"
+
+
+rule survey_point:
+    input:
+        routing=CONFIG.survey.routing or [],
+    output:
+        point="results/survey/{gpu}/{population}/{tokens}.json",
+        manifest="results/survey/{gpu}/{population}/{tokens}.manifest.json",
+    log:
+        "results/logs/survey/{gpu}/{population}/{tokens}.log",
+    params:
+        gpu=lambda wildcards: SURVEYED_GPUS[wildcards.gpu],
+        population=lambda wildcards: POPULATIONS[wildcards.population],
+        routing=lambda wildcards, input: f"--routing {input.routing}" if input.routing else "",
+        vllm=CONFIG.survey.vllm,
+        layer=LAYER_OPTIONS,
+        routings=CONFIG.survey.routings,
+        sample=CONFIG.survey.sample,
+        macs=CONFIG.survey.macs,
+        seed=CONFIG.survey.seed,
+        code=code("survey_point"),
+    shell:
+        "routeblock survey-point --gpu {params.gpu:q} --vllm {params.vllm} {params.layer}"
+        " --population {params.population} {params.routing} --tokens {wildcards.tokens} --routings {params.routings}"
+        " --sample {params.sample} --macs {params.macs} --seed {params.seed} --out {output.point} > {log} 2>&1"
+
+
+rule survey:
+    input:
+        points=expand(
+            rules.survey_point.output.point, gpu=SURVEYED_GPUS, population=POPULATIONS, tokens=CONFIG.survey.tokens
+        ),
+    output:
+        tables=multiext("results/survey/survey", ".parquet", ".csv", ".md", ".svg", ".png", "_answer.json"),
+        manifest="results/survey/survey.manifest.json",
+        figure="results/survey/figure_survey.manifest.json",
+        answer="results/survey/survey_answer.manifest.json",
+    log:
+        "results/logs/survey.log",
+    params:
+        code=code("survey"),
+    shell:
+        "routeblock survey {input.points} --out $(dirname {output.manifest}) --exit-zero > {log} 2>&1"
