@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from routeblock.diagnose.layer_run import GemmProblem, LayerInputs, Run, Setting
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drawn import layer, plans, run
+
 from routeblock.diagnose.compare_trees import Comparison
 from routeblock.diagnose.explain import Document, answer, explain, first_difference, onward
 from routeblock.diagnose.explain_dot import dot
@@ -40,7 +41,8 @@ def elements_of(seed: int, first: Form, second: Form) -> Comparison:
     k = first.slices[-1][1] * first.thread_k
     a, w = rng.standard_normal((2, k))
     a[k // 2 :], w[k // 2 :] = a[: k // 2], -w[: k // 2] * (1 + 2.0**-7 * rng.standard_normal(k // 2))
-    terms = Terms(*(x.astype(np.float16).astype(np.float32) for x in (a, w)), FLOAT16)
+    a, w = (x.astype(np.float16).astype(np.float32) for x in (a, w))
+    terms = Terms(a, w, FLOAT16)
     return Comparison(Element(build(first), terms), Element(build(second), terms))
 
 
@@ -123,9 +125,7 @@ def test_an_operand_that_differs_is_found_and_replacing_results_cures_it() -> No
     a, w = rng.standard_normal((2, 256)).astype(np.float16).astype(np.float32)
     changed = a.copy()
     changed[100], changed[200] = a[100] + 2, a[200] - 1
-    comparison = Comparison(
-        *(Element(build(CUT), Terms(x, w, FLOAT16), 60) for x in (a, changed))
-    )
+    comparison = Comparison(*(Element(build(CUT), Terms(x, w, FLOAT16), 60) for x in (a, changed)))
     parting = comparison.parting()
     assert parting is not None and parting.first == parting.second and parting.first is not None
     assert comparison.sides[0].tree.nodes[parting.first].first == 96

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from drawn import layer, plans
+
 from routeblock.diagnose.identify import Candidate, Contradiction, by_brute_force, identify, settings
 from routeblock.diagnose.layer_run import GEMMS, LayerInputs, Run
 from routeblock.errors import InputError
@@ -63,7 +64,9 @@ def test_an_output_with_one_wrong_bit_is_reproduced_by_nobody() -> None:
 def test_ampere_and_ada_are_one_class() -> None:
     inputs, known, candidates, _ = drawn_case(0)
     truth = next(c for c in candidates if c.setting.architecture == "ampere")
-    found = identify(inputs, "w13", Run("t", inputs, known[truth.plan], truth.settings).surfaces["w13"], known, candidates)
+    found = identify(
+        inputs, "w13", Run("t", inputs, known[truth.plan], truth.settings).surfaces["w13"], known, candidates
+    )
     assert {c.setting.architecture for c in found.reproduce} == {"ampere", "ada"}
 
 

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from drawn import problem
+
 from routeblock.diagnose.layer_run import Setting, only
 from routeblock.diagnose.summation_tree import Element, Form, Kind, Terms, build, form_of
 from routeblock.moe.launches import Launch
@@ -62,7 +63,7 @@ def test_operands_of_every_magnitude_give_the_twins_bits() -> None:
     drawn, ids = problem(rng, tokens=12, top_k=2, experts=3, k=512, n=128, group_size=128, dtype=np.float16)
     a = drawn.a.astype(np.float32) * 2.0 ** rng.integers(-20, 9, drawn.a.shape)
     a[:, 1::2] = np.where(rng.random(a[:, 1::2].shape) < 0.5, -a[:, ::2], 0)
-    scales = (drawn.weights.scales.astype(np.float32) * 2.0 ** rng.integers(-14, 1, drawn.weights.scales.shape))
+    scales = drawn.weights.scales.astype(np.float32) * 2.0 ** rng.integers(-14, 1, drawn.weights.scales.shape)
     hard = type(drawn)(
         a.astype(np.float16), drawn.weights._replace(scales=scales.astype(np.float16)), drawn.group_size, drawn.top_k
     )
@@ -101,7 +102,8 @@ def test_a_zero_keeps_the_sign_of_what_was_rounded_to_it() -> None:
 
 def test_the_errors_of_all_additions_make_up_the_sums_error() -> None:
     rng = np.random.default_rng(21)
-    terms = Terms(*(rng.standard_normal((2, 512)).astype(np.float16).astype(np.float32)), FLOAT16)
+    a, w = rng.standard_normal((2, 512)).astype(np.float16).astype(np.float32)
+    terms = Terms(a, w, FLOAT16)
     element = Element(build(Form(64, ((0, 3), (3, 8)), 8, 24)), terms)
     inner = range(len(element.tree.nodes) - 1)
     exact = sum(terms.products(element.scale))
@@ -110,7 +112,8 @@ def test_the_errors_of_all_additions_make_up_the_sums_error() -> None:
 
 def test_carrying_every_addition_exactly_gives_the_exact_sum_in_any_form() -> None:
     rng = np.random.default_rng(22)
-    terms = Terms(*(rng.standard_normal((2, 512)).astype(np.float16).astype(np.float32)), FLOAT16)
+    a, w = rng.standard_normal((2, 512)).astype(np.float16).astype(np.float32)
+    terms = Terms(a, w, FLOAT16)
     for form in (Form(64, ((0, 8),), 16, 25), Form(128, ((0, 1), (1, 4)), 8, 24)):
         element = Element(build(form), terms)
         last = len(element.tree.nodes) - 1

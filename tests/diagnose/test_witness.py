@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from drawn import layer
+
 from routeblock.diagnose.layer_run import GEMMS, SURFACES, LayerInputs, Run, Setting, bits
 from routeblock.diagnose.witness import document, witness
 from routeblock.errors import InputError

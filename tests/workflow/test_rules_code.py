@@ -16,7 +16,10 @@ from routeblock import rule_code as workflow
 from routeblock.evidence.digest import PACKAGE_ROOT, import_closure
 from routeblock.q6k_dispatch.wiring import TABLES as DISPATCH_TABLES
 
-COMMANDS = ("cli.py", "cli_alignment.py", "cli_dispatch.py", "cli_figures.py", "cli_grouped.py")
+COMMANDS = (
+    "cli.py", "cli_alignment.py", "cli_diagnose.py", "cli_dispatch.py", "cli_explain.py", "cli_figures.py",
+    "cli_grouped.py",
+)  # fmt: skip
 # What hands on or shows, and makes no result: the digest itself, a progress bar, a lane by its name.
 APART = {"routeblock.rule_code", "routeblock.progress", "routeblock.route_block.runs.lanes"}
 # A prediction takes its turn to ask a GPU for its name alone; no rule is made from how it waits.
@@ -27,6 +30,7 @@ COMPUTED = {
     ("cli.py", "table"): [f"table_{name}" for name in (*workflow.TABLES, *workflow.GPU_TABLES)],
     ("cli_alignment.py", "alignment_table"): [f"table_{name}" for name in workflow.ALIGNMENT_TABLES],
     ("cli_dispatch.py", "dispatch_table"): [f"table_{name}" for name in DISPATCH_TABLES],
+    ("cli_explain.py", "diagnosis_table"): [f"table_{name}" for name in workflow.DIAGNOSES],
     ("cli_figures.py", "_route_block"): [f"figure_{name}" for name in workflow.FIGURES],
     ("cli_figures.py", "_grouped"): [f"figure_{name}" for name in workflow.GROUPED_FIGURES],
     ("cli_figures.py", "_alignment"): [f"figure_{name}" for name in workflow.ALIGNMENT_FIGURES],

@@ -17,8 +17,8 @@ OutFile = Annotated[Path | None, typer.Option(help="File for the JSON, sealed by
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse an answer that stands on an assumed fact.")]
 ExitZero = Annotated[bool, typer.Option("--exit-zero", help="Exit 0 whatever the verdict, for rules.")]
 _RUN = (
-    "key=value, joined with commas: plan (H0, H1, canonical, reversed), plans (a file of captured plans), tokens (0-4+9),"
-    " block, launch or w13 and w2 (64x128x246), grid, architecture, reduction (float32, dtype), full_k."
+    "key=value, joined with commas: plan (H0, H1, canonical, reversed), plans (a file of captured plans),"
+    " tokens (0-4+9), block, launch or w13 and w2 (64x128x246), grid, architecture, reduction (float32, dtype), full_k."
 )
 
 
@@ -52,7 +52,14 @@ def explain(
         write_dot(found.detail, dot)
     if svg is not None:
         write_svg(found.detail, svg)
-    parameters = {"first": first, "second": second, "element": element, "surface": surface, "lane": lane, "point": point}
+    parameters = {
+        "first": first,
+        "second": second,
+        "element": element,
+        "surface": surface,
+        "lane": lane,
+        "point": point,
+    }
     raise typer.Exit(
         deliver(
             found, json_to=json_to, out=out, strict=strict, exit_zero=exit_zero, inputs=inputs_of(fixture),
@@ -147,10 +154,12 @@ def diagnosis_table(
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
 ) -> None:
     """Tabulate answers of one command."""
-    from routeblock.diagnose.explain_tables import write
+    from routeblock.diagnose.explain_tables import TABLES, write
     from routeblock.rule_code import code
+    from routeblock.tables import find
 
-    write(name, sources, out, code=code(f"table_{name}" if name in ("explain", "witness", "identify") else "explain"))
+    find(name, TABLES)
+    write(name, sources, out, code=code(f"table_{name}"))
 
 
 def register(app: typer.Typer) -> None:

@@ -60,7 +60,7 @@ RULES: dict[str, Code] = {
     "survey_point": Code(("routeblock.diagnose.survey", "routeblock.diagnose.twin_sample"), _REGISTERS),
     "survey": Code(("routeblock.diagnose.survey_table", "routeblock.diagnose.survey_answer")),
     "launches": Code(("routeblock.diagnose.launch_tables",), _REGISTERS),
-    **{name: Code(("routeblock.diagnose.answers",)) for name in DIAGNOSES},
+    **{name: Code(("routeblock.diagnose.answers", "routeblock.diagnose.explain_drawings")) for name in DIAGNOSES},
     **{f"table_{name}": Code(("routeblock.diagnose.explain_tables",)) for name in DIAGNOSES},
     "figure_explain": Code(("routeblock.diagnose.explain_drawings",)),
     "prediction": Code(("routeblock.route_block.prediction.freeze",)),

@@ -65,7 +65,8 @@ def witness(layer: Layer, run: str, surface: str, element: str | None) -> Answer
         f", {found.combinations} combinations of them" if found.combinations else ""
     )
     counts = (
-        f"{found.exchanges} exchanges; {found.class_changing} give a route another class, {found.changing} change {what}"
+        f"{found.exchanges} exchanges; {found.class_changing} give a route another class,"
+        f" {found.changing} change {what}"
     )
     text = [counts, visited, f"minimality: {witnessing.minimality(found)}"]
     if found.pairs:
@@ -120,7 +121,7 @@ def identify(
         )
     chosen = {name: known[name] for name in (plan_names or known)}
     plans = {n: p if n == "canonical" else layer.compact(p) for n, p in chosen.items()}
-    given = {name: tensors[name] for name in ("w13", "activation") if name in tensors}
+    given: dict[str, Any] = {name: tensors[name] for name in ("w13", "activation") if name in tensors}
     used = _given(surface, given)
     gemms = ("w13",) if surface in ("w13", "activation") else ("w2",) if used else GEMMS
     shapes = [layer.fixture.shape(gemm) for gemm in gemms]
@@ -193,7 +194,8 @@ def _identified(
             document, text,
         )  # fmt: skip
     return Answer(
-        "identify", Verdict.FOUND, f"{len(found.reproduce)} of {len(candidates)} candidates give {surface}, bit for bit",
+        "identify", Verdict.FOUND,
+        f"{len(found.reproduce)} of {len(candidates)} candidates give {surface}, bit for bit",
         f"every other one is contradicted by an element{shared}",
         "another surface, or another batch, may tell the remaining candidates apart" if len(found.reproduce) > 1
         else "nothing is left to tell apart", facts, document, text,

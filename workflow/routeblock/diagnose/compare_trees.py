@@ -56,7 +56,7 @@ def _key(element: Element, index: int, step: int) -> tuple[Any, ...] | None:
 
 @dataclass(frozen=True)
 class _Effect:
-    """Of one rounding carried exactly, in one tree: the nodes that change, those that were looked at, and the output."""
+    """Of one rounding carried exactly, in one tree: the nodes that change, those that were looked at, the output."""
 
     changed: frozenset[int]
     reads: frozenset[int]
@@ -259,8 +259,8 @@ class Comparison:
         """Where neither of two roundings reads what the other changes, each does what it does alone, and at most one
         of them reaches the output; only the others are recomputed together.
         """
+        found: list[tuple[Candidate, ...]] = []
         effects = {c: [_effect(e, c[side]) for side, e in enumerate(self.sides)] for c in candidates}
-        found = []
         for a, b in combinations(candidates, 2):
             outputs = []
             for side, element in enumerate(self.sides):

@@ -43,9 +43,7 @@ def first_difference(
     """
     for name in SURFACES if surface is None else (surface,):
         pairs = rows(name)
-        first, second = (
-            bits(run.surfaces[name][[pair[side] for pair in pairs]]) for side, run in enumerate(runs)
-        )
+        first, second = (bits(run.surfaces[name][[pair[side] for pair in pairs]]) for side, run in enumerate(runs))
         found = np.argwhere(first != second)
         if len(found):
             return name, pairs[int(found[0][0])], int(found[0][1])
@@ -418,9 +416,7 @@ def onward(
     return steps
 
 
-def _step(
-    run: Run, surface: str, row: int, values: NDArray[Any], asked: tuple[str, int, int] | None
-) -> Document:
+def _step(run: Run, surface: str, row: int, values: NDArray[Any], asked: tuple[str, int, int] | None) -> Document:
     before = run.surfaces[surface][row]
     columns = [int(c) for c in np.flatnonzero(bits(before) != bits(values))]
     step: Document = {"surface": surface, "row": row, "columns_changed": len(columns), "of": len(values)}
@@ -447,9 +443,7 @@ def explain(runs: Runs, surface: str, rows: Rows, column: int) -> Document:
     if len(chain) > 1 and origin["surface"] in GEMMS:
         there = origin["row"]
         at = (there, there + (rows[1] - rows[0]) * (runs[0].inputs.top_k if surface == "final" else 1))
-        document["origin_alone"] = onward(
-            runs, origin["surface"], at, origin["column"], (surface, rows[0], column)
-        )
+        document["origin_alone"] = onward(runs, origin["surface"], at, origin["column"], (surface, rows[0], column))
     return document
 
 
@@ -474,9 +468,7 @@ def run_document(run: Run) -> Document:
 
 def _check(runs: Runs, surface: str, rows: Rows, column: int) -> None:
     if surface not in SURFACES:
-        raise InputError(
-            f"surface {surface!r}", where="explain", limit=", ".join(SURFACES), way_out="name one of them"
-        )
+        raise InputError(f"surface {surface!r}", where="explain", limit=", ".join(SURFACES), way_out="name one of them")
     for run, row in zip(runs, rows, strict=True):
         shape = run.surfaces[surface].shape
         if not (0 <= row < shape[0] and 0 <= column < shape[1]):
@@ -508,8 +500,8 @@ def answer(document: Document, facts: Sequence[Fact] = ()) -> Answer:
             _why_not(origin), "nothing to cure", facts, document, lines(document), _status(document),
         )  # fmt: skip
     return Answer(
-        "explain", Verdict.CAN_DIFFER, f"{where} is {values}", _why(origin), _cure(origin, document["runs"]), facts, document,
-        lines(document), _status(document),
+        "explain", Verdict.CAN_DIFFER, f"{where} is {values}", _why(origin), _cure(origin, document["runs"]), facts,
+        document, lines(document), _status(document),
     )  # fmt: skip
 
 

@@ -50,4 +50,4 @@ def write_sealed(source: Path, out: Path, *, code: str) -> None:
     figure_style.write("explain", TITLE, lambda: draw(document), out, inputs=[source], code=code)
     path = out / "explain.dot"
     write_dot(document, path)
-    seal(out / f"explain_dot{SUFFIX}", rule="dot_explain", outputs=[path], inputs=[source], parameters={}, code=code)
+    seal(out / f"explain_dot{SUFFIX}", rule="figure_explain", outputs=[path], inputs=[source], parameters={}, code=code)

@@ -50,7 +50,12 @@ def draw(document: Document) -> Figure:
         said = f"{'AB'[side]}  block {facts['block']}, tile {facts['tile']}, {cut}"
         say(figure, 0.05, top + 0.24, said, size=8.5, weight="bold", color=_OWN[side])
         say(
-            figure, WIDTH - 0.05, top + 0.24, f"= {output['bits']} = {float(output['number']):.6g}", size=8.5, ha="right"
+            figure,
+            WIDTH - 0.05,
+            top + 0.24,
+            f"= {output['bits']} = {float(output['number']):.6g}",
+            size=8.5,
+            ha="right",
         )
         axes = place(figure, _LEFT, top + _TITLE, _WIDE / _TAIL, height)
         _draw_tree(axes, tree, side, origin)
@@ -89,7 +94,7 @@ def _levels(tree: Document) -> list[list[Document]]:
 
 
 def _tree_height(tree: Document) -> float:
-    warps = tree["thread_k"] // 32
+    warps = int(tree["thread_k"]) // 32
     levels = _levels(tree)
     shown = len(levels) if len(levels) <= 8 else 8
     return warps * _ROW + _GAP + shown * (_BAR + _GAP)
@@ -121,7 +126,9 @@ def _draw_tree(axes: Axes, tree: Document, side: int, origin: Document) -> None:
     parting = origin.get("parting") or []
     if len(parting) == 2 and parting[side] is not None and "k_tile" in parting[side]:
         at = parting[side].get("group_before", parting[side])["k"][0]
-        axes.plot([at, at], [-0.04, warps * _ROW + 0.03], color=INK, lw=0.7, ls=(0, (1.5, 1.5)), clip_on=False, zorder=0)
+        axes.plot(
+            [at, at], [-0.04, warps * _ROW + 0.03], color=INK, lw=0.7, ls=(0, (1.5, 1.5)), clip_on=False, zorder=0
+        )
     for start in sorted({n["k"][0] for n in nodes if n["operation"] == Kind.WARPS} - {0}):
         axes.plot([start, start], [0, warps * _ROW], color=INK, lw=1.1, clip_on=False)
         axes.plot([start], [-0.03], "v", color=INK, ms=4, clip_on=False)
@@ -206,7 +213,7 @@ def _draw_drift(axes: Axes, origin: Document) -> None:
         at = (_number(rounding["boundary"]) - exact) / unit
         axes.axhline(at, color=INK, lw=0.9)
         outputs = sorted(
-            ((float(rounding[n]["output"]["number"]), rounding[n]["output"]["bits"]) for n in ("first", "second"))
+            (float(rounding[n]["output"]["number"]), rounding[n]["output"]["bits"]) for n in ("first", "second")
         )
         low, high = axes.get_ylim()
         low, high = min(low, at - 0.12 * (high - low)), max(high, at + 0.12 * (high - low))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of what `explain`, `witness` and `identify` found, one row a document (`identify`: one a candidate or group)."""
+"""Tables of what `explain`, `witness` and `identify` found: a row a link, a document, a group of candidates."""
 
 from __future__ import annotations
 
@@ -133,8 +133,7 @@ TABLES = {
 
 def write(name: str, sources: Sequence[Path], out: Path, *, code: str) -> None:
     """Write the table of the answers of one command, sealed. Raises InputError for another name or command."""
-    if name not in TABLES:
-        raise InputError(f"table {name!r}", where="diagnosis-table", limit=", ".join(TABLES), way_out="name one")
+    table = tables.find(name, TABLES)
     answers = []
     for path in sources:
         document = load_answer(path)
@@ -145,8 +144,7 @@ def write(name: str, sources: Sequence[Path], out: Path, *, code: str) -> None:
                 limit=f"answers of {name}",
                 way_out="name the table of that command",
             )
-        answers.append(("/".join(path.with_suffix("").parts[-3:]), document))
-    table = TABLES[name]
+        answers.append(("/".join(path.parent.parts[-4:]), document))
     tables.write_sealed(
         out, name, table.columns, table.rows(answers), title=table.title, notes=table.notes, inputs=list(sources),
         code=code,

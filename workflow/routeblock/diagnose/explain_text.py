@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An explanation as lines of text: the chain from the element asked for to the first addition that rounds differently."""
+"""An explanation as text: the chain from the element asked for to the first addition that rounds differently."""
 
 from __future__ import annotations
 
@@ -74,7 +74,11 @@ def _gemm(link: Document) -> Iterator[str]:
         yield "both trees are the same on the same products"
         return
     if "parting" in link:
-        yield "the trees are equal up to here; they part at" if link["cause"] == "shape" else "first addition that differs"
+        yield (
+            "the trees are equal up to here; they part at"
+            if link["cause"] == "shape"
+            else "first addition that differs"
+        )
         yield from _two(link["parting"])
     if link.get("first_other_rounding") and link["first_other_rounding"] != link.get("parting"):
         yield "the first addition that rounds differently"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of a fixture's layer, named in words: `plan=H1,grid=200`, `tokens=0-4`, `launch=128x64x528,architecture=ampere`."""
+"""Runs of a fixture's layer, named in words: `plan=H1,grid=200`, `tokens=0-4`, `launch=128x64x528`."""
 
 from __future__ import annotations
 
@@ -139,9 +139,7 @@ def named_run(layer: Layer, text: str) -> NamedRun:
     setting = Setting(
         launches["w13"], words.get("architecture", facts.architecture), reduction == "float32", "full_k" in words
     )
-    run = Run(
-        text or "plan=H0", inputs, layer.compact(plan), {g: replace(setting, launch=launches[g]) for g in GEMMS}
-    )
+    run = Run(text or "plan=H0", inputs, layer.compact(plan), {g: replace(setting, launch=launches[g]) for g in GEMMS})
     return NamedRun(
         run, tokens,
         tuple(Fact(f"launch of {g}, {run.name}", list(launches[g]), *sources[g]) for g in GEMMS),

@@ -94,9 +94,7 @@ def settings(
     ]
     return [
         Setting(Launch(*sizes, grid), architecture, fp32, full_k)
-        for sizes, grid, architecture, fp32, full_k in product(
-            fit, grids, architectures, (True, False), (False, True)
-        )
+        for sizes, grid, architecture, fp32, full_k in product(fit, grids, architectures, (True, False), (False, True))
     ]
 
 
@@ -113,7 +111,8 @@ def identify(
 
     plans name experts by their rows in the weights. given: earlier surfaces of the same run (w13 or activation), from
     which W2 is computed; without them one setting is taken for both GEMMs. Rows of routes that take no slot are not
-    written by a GPU and not compared. Raises InputError for an output of another shape or dtype, and without candidates.
+    written by a GPU and not compared.
+    Raises InputError for an output of another shape or dtype, and without candidates.
     """
     given = {name: x for name, x in (given or {}).items() if name in ("w13", "activation") and name != surface}
     if surface == "activation":
@@ -136,10 +135,10 @@ def identify(
     for candidate in candidates:
         plan = plans[candidate.plan]
         of_block = np.array([*map(number, rows_of.keys(surface, plan, candidate.settings)), -1])
-        rows = of_block[owners[candidate.plan]]
+        of_row: list[int] = of_block[owners[candidate.plan]].tolist()
         if surface == "final":
-            rows = np.array([number(tuple(row)) for row in rows.reshape(-1, top_k).tolist()])
-        members.setdefault(tuple(rows.tolist()), []).append(candidate)
+            of_row = [number(tuple(of_row[i : i + top_k])) for i in range(0, len(of_row), top_k)]
+        members.setdefault(tuple(of_row), []).append(candidate)
 
     found: dict[tuple[int, int], Contradiction | None] = {}
 

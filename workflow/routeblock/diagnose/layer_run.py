@@ -54,7 +54,7 @@ class LayerInputs:
     @property
     def top_k(self) -> int:
         """Routes of a token."""
-        return self.topk_ids.shape[1]
+        return int(self.topk_ids.shape[1])
 
     def tokens(self, chosen: Sequence[int]) -> LayerInputs:
         """The batch of some of the tokens, in this order."""
@@ -220,9 +220,7 @@ def elements(gemm: str, column: int, runs: tuple[Run, Run], routes: tuple[int, i
     """The same element of a GEMM in two runs, in one scale."""
     terms = [run.problem(gemm).terms(run.expert_row(r), r, column) for run, r in zip(runs, routes, strict=True)]
     scale = common_scale(*terms)
-    made = [
-        Element(build(run.form(gemm, r, column)), t, scale) for run, r, t in zip(runs, routes, terms, strict=True)
-    ]
+    made = [Element(build(run.form(gemm, r, column)), t, scale) for run, r, t in zip(runs, routes, terms, strict=True)]
     return made[0], made[1]
 
 

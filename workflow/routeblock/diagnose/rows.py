@@ -56,7 +56,7 @@ class Forms:
             repeat = launch.thread_n // SEGMENT
             found = []
             for block in range(blocks):
-                tiles = [((0, cut.k_tiles),)] * cut.n_tiles
+                tiles: list[tuple[tuple[int, int], ...]] = [((0, cut.k_tiles),)] * cut.n_tiles
                 if (block + 1) * cut.n_tiles > cut.direct_tiles:
                     tiles = [tuple(cut.slices(block, n_tile)) for n_tile in range(cut.n_tiles)]
                 columns = tuple(tile for tile in tiles for _ in range(repeat))
@@ -92,15 +92,17 @@ class Rows:
 
     def key(self, surface: str, plan: AlignedPlan, settings: Settings, block: int) -> tuple[int, ...]:
         """The form of a row of a block on a surface: equal keys, equal bits of one route."""
-        return tuple(
-            self.forms.of_blocks(g, plan.num_blocks, settings[g])[block] for g in self.gemms(surface)
-        )
+        return tuple(self.forms.of_blocks(g, plan.num_blocks, settings[g])[block] for g in self.gemms(surface))
 
     def keys(self, surface: str, plan: AlignedPlan, settings: Settings) -> list[tuple[int, ...]]:
         """The form of every block."""
-        return list(zip(*(self.forms.of_blocks(g, plan.num_blocks, settings[g]) for g in self.gemms(surface)), strict=True))
+        return list(
+            zip(*(self.forms.of_blocks(g, plan.num_blocks, settings[g]) for g in self.gemms(surface)), strict=True)
+        )
 
-    def routed(self, surface: str, plan: AlignedPlan, settings: Settings, places: Iterable[tuple[int, int]]) -> list[Row]:
+    def routed(
+        self, surface: str, plan: AlignedPlan, settings: Settings, places: Iterable[tuple[int, int]]
+    ) -> list[Row]:
         """The rows of a routed surface for (route, block): as if each route stood in that block."""
         wanted = list(places)
         keys = self.keys(surface, plan, settings)
@@ -151,7 +153,7 @@ class Rows:
         found = self.routed("w2", plan, settings, [(first + i, blocks[i]) for i in slots])
         for slot, row in zip(slots, found, strict=True):
             routed[0, slot] = row
-        return combine(routed)[0]
+        return np.asarray(combine(routed)[0])
 
 
 def _parts(places: Sequence[tuple[int, int]], block_size: int) -> list[dict[int, int]]:

@@ -58,7 +58,9 @@ class Form:
         return self.thread_k // 32
 
 
-def form_of(cut: Partition, block: int, column: int, thread_k: int, thread_n: int, core: TensorCore, fp32: bool) -> Form:
+def form_of(
+    cut: Partition, block: int, column: int, thread_k: int, thread_n: int, core: TensorCore, fp32: bool
+) -> Form:
     """The form of the elements of a block at a column."""
     slices = tuple(cut.slices(block, column // thread_n))
     return Form(thread_k, slices, core.group, core.fraction_bits, not fp32 and len(slices) > 1)

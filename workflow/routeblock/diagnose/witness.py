@@ -102,9 +102,7 @@ class _Search:
     def visit(self, classes: Mapping[int, Mapping[tuple[int, ...], int]]) -> set[tuple[int, tuple[int, ...]]]:
         """The (route, form) that change what is asked, each alone."""
         places = [(r, b) for r, found in classes.items() for b in (int(self.owner[r]), *found.values())]
-        values = dict(
-            zip(places, self.rows.routed(self.routed_surface, self.plan, self.settings, places), strict=True)
-        )
+        values = dict(zip(places, self.rows.routed(self.routed_surface, self.plan, self.settings, places), strict=True))
         changing = set()
         for route, found in classes.items():
             token = route // self.inputs.top_k
@@ -171,7 +169,7 @@ def witness(
             witnesses.append((first, second))
     pairs: tuple[Pair, ...] = (min(witnesses),) if witnesses else ()
     if not pairs and surface == "final":
-        pairs = _exchanges(plan, search, search.together(classes))
+        pairs = _exchanges(plan, search.together(classes))
     changed = _changed(inputs, plan, settings, pairs)
     if pairs:
         where = changed[surface] if element is None else changed[surface][element[0] : element[0] + 1, element[1]]
@@ -195,7 +193,7 @@ def _pairs(search: _Search, looked_at: Sequence[int]) -> list[Pair]:
     return sorted(found)
 
 
-def _exchanges(plan: AlignedPlan, search: _Search, moved: Mapping[int, int]) -> tuple[Pair, ...]:
+def _exchanges(plan: AlignedPlan, moved: Mapping[int, int]) -> tuple[Pair, ...]:
     """For each moved route an exchange with the lowest route of its new block."""
     return tuple((route, plan.members(block)[0]) for route, block in moved.items())
 
@@ -214,13 +212,21 @@ def _changed(
 
 
 def _check(inputs: LayerInputs, surface: str, element: Element | None) -> None:
+    ids = np.sort(inputs.topk_ids, axis=1)
+    if surface == "final" and (ids[:, 1:] == ids[:, :-1]).any():
+        raise InputError(
+            f"token {int(np.argwhere(ids[:, 1:] == ids[:, :-1])[0][0])} names an expert twice",
+            where="witness",
+            limit="the routes of a token move independently only where their experts differ",
+            way_out="ask about w2",
+        )
     if surface not in SURFACES:
         raise InputError(f"surface {surface!r}", where="witness", limit=", ".join(SURFACES), way_out="name one of them")
     if element is None:
         return
-    rows = inputs.topk_ids.shape[0] if surface == "final" else inputs.topk_ids.size
-    width = {"w13": inputs.weights["w13"].q.shape[2], "activation": inputs.weights["w2"].q.shape[1]}
-    columns = width.get(surface, inputs.weights["w2"].q.shape[2])
+    rows = int(inputs.topk_ids.shape[0]) if surface == "final" else inputs.topk_ids.size
+    width: dict[str, int] = {"w13": inputs.weights["w13"].q.shape[2], "activation": inputs.weights["w2"].q.shape[1]}
+    columns = width.get(surface, int(inputs.weights["w2"].q.shape[2]))
     if not (0 <= element[0] < rows and 0 <= element[1] < columns):
         raise InputError(
             f"element {element[0]}:{element[1]} of {surface}",
@@ -260,5 +266,3 @@ def minimality(found: Witness) -> str:
     return "no legal plan changes it: every class of every route was visited" + (
         ", in every combination of one token's routes" if found.surface == "final" else ""
     )
-
-
