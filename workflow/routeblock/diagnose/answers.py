@@ -61,11 +61,11 @@ def witness(layer: Layer, run: str, surface: str, element: str | None) -> Answer
     found = witnessing.witness(named.run.inputs, named.run.plan, named.run.settings, surface, at)
     document = {"run": named.run.name, **witnessing.document(found, named.run.plan)}
     what = surface if at is None else f"{surface}[{at[0]}, {at[1]}]"
-    visited = f"{found.classes} classes of routes visited" + (
+    visited = f"{found.classes} class{'' if found.classes == 1 else 'es'} of routes visited" + (
         f", {found.combinations} combinations of them" if found.combinations else ""
     )
     counts = (
-        f"{found.exchanges} exchanges; {found.class_changing} give a route another class,"
+        f"{found.exchanges} exchanges: {found.class_changing} give a route another class,"
         f" {found.changing} change {what}"
     )
     text = [counts, visited, f"minimality: {witnessing.minimality(found)}"]
