@@ -127,3 +127,29 @@ def test_the_recorded_h200_launch_is_found_among_all(
     plain = by_brute_force(inputs, surface, output, known, some, given)
     assert all((wrong is None) == (c in found.reproduce) for c, wrong in plain.items())
     assert all(found.excluded[c] == wrong for c, wrong in plain.items() if wrong is not None)
+
+
+@pytest.mark.parametrize("name", ["manyslices_f16_u4", "halfreduce_f16_u4", "column_f16_u4b8"])
+def test_recorded_single_gemms_give_the_class_of_brute_force(name: str) -> None:
+    """32 slices of a tile, sums of slices in float16, one scale a column: recorded on an H200."""
+    case, drawn = golden.CORNERS[name], golden.corner_inputs(name)
+    w13 = GemmWeights(drawn.q, drawn.z if case.has_zero_points else None, drawn.s.astype(np.float16))
+    unused = GemmWeights(np.zeros((case.experts, case.n // 2, case.k), np.uint8), None, np.zeros((1, 1, 1), np.float16))
+    inputs = LayerInputs(
+        drawn.x.astype(np.float16), drawn.ids, np.ones(drawn.ids.shape, np.float32), {"w13": w13, "w2": unused},
+        case.group_size, np.arange(case.experts, dtype=np.int32),
+    )  # fmt: skip
+    known = {
+        order: align(drawn.ids, case.experts, case.block_size, golden.arrival(order, drawn.ids.size))
+        for order in golden.ORDERS
+    }
+    with np.load(GOLDEN / "h200_corners.npz") as stored:
+        output = stored[f"{name}.st"].view(np.float16)
+    grids = sorted({case.launch[2], 246, 528})
+    candidates = [Candidate(p, s) for p in known for s in settings(case.block_size, [(case.n, case.k)], grids)]
+    found = identify(inputs, "w13", output, known, candidates)
+    plain = by_brute_force(inputs, "w13", output, known, candidates)
+    assert set(found.reproduce) == {c for c, wrong in plain.items() if wrong is None}
+    assert dict(found.excluded) == {c: wrong for c, wrong in plain.items() if wrong is not None}
+    truth = {(c.setting.launch, c.setting.architecture, c.setting.fp32_reduce) for c in found.reproduce}
+    assert (case.launch, "hopper", case.fp32_reduce) in truth
