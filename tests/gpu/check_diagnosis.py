@@ -30,8 +30,9 @@ from routeblock.diagnose.layer import GEMMS, Layer
 from routeblock.diagnose.routings import draw
 from routeblock.errors import InputError
 from routeblock.evidence.files import write_json
+from routeblock.moe.automatic_launch import derived_launch
 from routeblock.moe.devices import device as device_named
-from routeblock.moe.launches import Launch, derived_launch
+from routeblock.moe.launches import Launch
 from routeblock.moe.marlin_launch import Gemm, Weights
 from routeblock.moe.partition import BLOCK_SIZES
 from routeblock.moe.routing import AlignedPlan, align, block_size_for

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from routeblock.errors import InputError
+from routeblock.moe.automatic_launch import automatic_launch
 from routeblock.moe.devices import CAPABILITIES, DEVICES, device
 from routeblock.moe.kernels import Kernel, block_size_tokens, kernel_for
-from routeblock.moe.launches import PUBLISHED_LAYER, SELECTED, Launch, SelectedLaunch, automatic_launch
+from routeblock.moe.launches import PUBLISHED_LAYER, SELECTED, Launch, SelectedLaunch
 from routeblock.moe.marlin_launch import (
     GROUPS,
     Gemm,

@@ -127,7 +127,8 @@ def launches(
         "group_size": group_size, "zero_points": zero_points,
     }  # fmt: skip
     quantisation = {name: given[name] for name in ("group_size", "zero_points")}
-    if not write(layer_from(model, given if model is None else quantisation), vllm, out, code=code("launches")):
+    layer = layer_from(model, given if model is None else quantisation)
+    if not write(layer, vllm, out, code=code("table_launches"), rule_code=code("table_launch_rule")):
         print(f"{out}: the rule misses a launch; see launch_rule.md")
         raise typer.Exit(1)
 
@@ -140,7 +141,7 @@ def predictions(
     from routeblock.diagnose.predict_table import write
     from routeblock.rule_code import code
 
-    write(answers, out, code=code("predictions"))
+    write(answers, out, code=code("table_predictions"))
 
 
 def survey_point(
@@ -196,12 +197,11 @@ def survey(
     from routeblock.diagnose.survey_table import write
     from routeblock.rule_code import code
 
-    digest = code("survey")
-    found = answer(write(points, out, code=digest))
+    found = answer(write(points, out, code=code("table_survey"), figure_code=code("figure_survey")))
     raise typer.Exit(
         deliver(
             found, json_to=json_to, out=out / "survey_answer.json", strict=strict, exit_zero=exit_zero, inputs=points,
-            parameters={}, code=digest,
+            parameters={}, code=code("survey"),
         )
     )  # fmt: skip
 

@@ -56,10 +56,16 @@ RULES: dict[str, Code] = {
     "manifest": Code(("routeblock.checkpoint.manifest",)),
     "checkpoint_fixture": Code(("routeblock.route_block.fixtures.from_checkpoint",)),
     "predict": Code(("routeblock.diagnose.predict", "routeblock.diagnose.question"), _REGISTERS),
-    "predictions": Code(("routeblock.diagnose.predict_table",)),
+    "table_predictions": Code(("routeblock.diagnose.predict_table",)),
     "survey_point": Code(("routeblock.diagnose.survey", "routeblock.diagnose.twin_sample"), _REGISTERS),
-    "survey": Code(("routeblock.diagnose.survey_table", "routeblock.diagnose.survey_answer")),
-    "launches": Code(("routeblock.diagnose.launch_tables",), _REGISTERS),
+    **dict.fromkeys(
+        ("table_survey", "figure_survey", "survey"),
+        Code(("routeblock.diagnose.survey_table", "routeblock.diagnose.survey_answer")),
+    ),
+    **{
+        f"table_{name}": Code(("routeblock.diagnose.launch_tables",), _REGISTERS)
+        for name in ("launches", "launch_rule")
+    },
     **{name: Code(("routeblock.diagnose.answers", "routeblock.diagnose.explain_drawings")) for name in DIAGNOSES},
     **{f"table_{name}": Code(("routeblock.diagnose.explain_tables",)) for name in DIAGNOSES},
     "figure_explain": Code(("routeblock.diagnose.explain_drawings",)),

@@ -44,7 +44,7 @@ rule predictions:
     log:
         "results/logs/tables/predictions.log",
     params:
-        code=code("predictions"),
+        code=code("table_predictions"),
     shell:
         "routeblock predictions {input.answers} --out $(dirname {output.manifest}) 2> {log}"
 
@@ -60,7 +60,7 @@ rule launches:
     params:
         vllm=CONFIG.survey.vllm,
         layer=LAYER_OPTIONS,
-        code=code("launches"),
+        code=code("table_launches"),
     shell:
         "routeblock launches --vllm {params.vllm} {params.layer} --out $(dirname {output.manifests[0]}) > {log} 2>&1"
 

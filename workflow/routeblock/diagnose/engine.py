@@ -11,9 +11,10 @@ from typing import Any
 from routeblock.diagnose.answer import Fact
 from routeblock.diagnose.layer import GEMMS, Layer
 from routeblock.errors import InputError
+from routeblock.moe.automatic_launch import FoundLaunch, automatic_launch
 from routeblock.moe.devices import Device
 from routeblock.moe.kernels import FIRST, KNOWN, LAST, FoundKernel, Kernel, block_size_tokens, kernel_for
-from routeblock.moe.launches import FoundLaunch, Launch, automatic_launch
+from routeblock.moe.launches import Launch
 from routeblock.moe.marlin_launch import MARGIN, cache_bytes, effective_group
 from routeblock.moe.partition import BLOCK_SIZES, thread_sizes
 from routeblock.moe.routing import block_size_for

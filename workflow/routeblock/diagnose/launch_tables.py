@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from routeblock.diagnose.layer import GEMMS, Layer
+from routeblock.moe.automatic_launch import FoundLaunch, automatic_launch, derived_launch
 from routeblock.moe.devices import DEVICES
 from routeblock.moe.kernels import kernel_for
-from routeblock.moe.launches import PUBLISHED_LAYER, SELECTED, FoundLaunch, automatic_launch, derived_launch
-from routeblock.moe.marlin_launch import REGISTERS, Gemm, Weights
+from routeblock.moe.launches import PUBLISHED_LAYER, SELECTED
+from routeblock.moe.marlin_launch import Gemm, Weights
 from routeblock.moe.partition import BLOCK_SIZES
 from routeblock.moe.sources import Source
 from routeblock.tables import Column, write_sealed
@@ -66,22 +67,25 @@ def device_rows(layer: Layer, version: str) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
-def write(layer: Layer, version: str, out: Path, *, code: str) -> bool:
-    """Write both tables to `out`, sealed; returns whether the rule gives every launch that was read off."""
+def write(layer: Layer, version: str, out: Path, *, code: str, rule_code: str) -> bool:
+    """Write both tables to `out`, sealed; returns whether the rule gives every launch that was read off.
+
+    code, rule_code: the digests of the code of the tables `launches` and `launch_rule`.
+    """
     rows = list(rule_rows())
     write_sealed(
         out, "launch_rule", RULE_COLUMNS, rows,
         title="The selection's rule against every launch that was read off",
         notes="`routes`: the fewest that the launch was seen with. `derived` on capability 9.0 takes registers as ptxas"
         " 13.0.88 allots them.",
-        inputs=[REGISTERS], code=code,
+        inputs=[], code=rule_code,
     )  # fmt: skip
     write_sealed(
         out, "launches", DEVICE_COLUMNS, device_rows(layer, version),
         title=f"Launches of vLLM {version} on each GPU",
         notes=f"Marlin's launches for {layer.document()}, thread_k, thread_n, grid, for batches that fill the GPU."
         " Where `kernel` is another, they are what Marlin would take.",
-        inputs=[REGISTERS], code=code,
+        inputs=[], code=code,
     )  # fmt: skip
     return all(row["equal"] for row in rows)
 

@@ -56,9 +56,9 @@ def _refuse(what: str, limit: str, way_out: str, where: str = "layer") -> InputE
 def layer_from(config: Path | None, given: Mapping[str, Any], tensor_parallel: int = 1) -> Layer:
     """The layer of a `config.json` (its path or its folder's); a value that is `given` and not None takes its place.
 
-    `given` may hold hidden, intermediate, experts, top_k, dtype, group_size, zero_points. Where no file says the layout,
-    zero points mean AutoAWQ's. Raises InputError for a value that neither says, and for sizes that the kernel does not
-    take.
+    `given` may hold hidden, intermediate, experts, top_k, dtype, group_size, zero_points. Where no file says how the
+    weights lie, zero points mean AutoAWQ's layout. Raises InputError for a value that neither says, and for sizes that
+    the kernel does not take.
     """
     known = {name: value for name, value in given.items() if value is not None}
     values = {**(_read(config, known) if config is not None else {}), **known}

@@ -62,7 +62,7 @@ def gather(points: Iterable[Path]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda r: (r["population"], r["gpu"], r["vllm"], r["tokens"]))
 
 
-def write(points: Sequence[Path], out: Path, *, code: str) -> list[dict[str, Any]]:
+def write(points: Sequence[Path], out: Path, *, code: str, figure_code: str) -> list[dict[str, Any]]:
     """Write the table and the figure `survey` to `out`, each sealed; returns the rows."""
     from routeblock import figure_style
     from routeblock.diagnose.survey_figure import survey
@@ -73,6 +73,6 @@ def write(points: Sequence[Path], out: Path, *, code: str) -> list[dict[str, Any
         files = figure_style.save(survey(rows), out, NAME, title=TITLE)
     seal(
         out / f"figure_{NAME}{SUFFIX}", rule=f"figure_{NAME}", outputs=files, inputs=[out / f"{NAME}.parquet"],
-        parameters={}, code=code,
+        parameters={}, code=figure_code,
     )  # fmt: skip
     return rows

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which launch the kernel's automatic selector chose, as facts, and where nobody recorded it as its rule gives it.
+"""Which launch the kernel's automatic selector chose, as facts: it depends on the occupancy of the compiled kernel.
 
-Adding a GPU is one entry in devices.py, adding a launch that was read off is one here. `recorded` was read off a
-running kernel, `published` stands in the source study, `derived` is computed by marlin_launch.py, `assumed` is none of
-these and says so wherever it is used.
+Adding a launch that was read off is one entry. `recorded` was read off a running kernel, `published` stands in the
+source study, `assumed` is neither and says so wherever it is used. Where nobody read it off: automatic_launch.py.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from routeblock.errors import InputError
-from routeblock.moe.devices import DEVICES, Device
-from routeblock.moe.marlin_launch import Gemm, Weights, effective_group, registers_for, select
+from routeblock.moe.devices import DEVICES
 from routeblock.moe.sources import Source
 
 
@@ -99,47 +97,4 @@ def selected_launch(gpu: str, block_size: int, dtype: str, group_size: int, n: i
         where="moe/launches.py",
         limit="the choice depends on the compiled kernel and has to be read off",
         way_out="use the operating point `published`, or record it on that GPU and add an entry",
-    )
-
-
-@dataclass(frozen=True)
-class FoundLaunch:
-    """The automatic launch of one GEMM, where it is from, on what that rests; `launch` None: it cannot be derived."""
-
-    launch: Launch | None
-    source: Source
-    basis: str
-
-
-def automatic_launch(device: Device, version: str, weights: Weights, block_size: int, gemm: Gemm) -> FoundLaunch:
-    """The launch that vLLM `version` takes on `device`: read off or published where it was, else by the rule."""
-    for entry in SELECTED:
-        if entry.status is not Source.ASSUMED and _is_for(entry, device, version, weights, block_size, gemm):
-            return FoundLaunch(entry.launch, entry.status, entry.source)
-    return derived_launch(device, version, weights, block_size, gemm)
-
-
-def derived_launch(device: Device, version: str, weights: Weights, block_size: int, gemm: Gemm) -> FoundLaunch:
-    """The launch that the selection's rule gives."""
-    found = registers_for(device.facts.kernel_target, version)
-    if found is None:
-        target = device.facts.kernel_target
-        basis = f"cannot derive: nobody read the registers of {target} kernels of vLLM {version}"
-        return FoundLaunch(None, Source.DERIVED, basis)
-    table, source, basis = found
-    chosen = select(device, table, weights, block_size, gemm)
-    if chosen is None:
-        return FoundLaunch(None, source, "the operator has no kernel for this shape")
-    launch = Launch(chosen.thread_k, chosen.thread_n, device.sms * chosen.blocks_per_sm)
-    return FoundLaunch(launch, source, f"the selection's rule; registers: {basis}")
-
-
-def _is_for(entry: SelectedLaunch, device: Device, version: str, weights: Weights, block_size: int, gemm: Gemm) -> bool:
-    shapes = PUBLISHED_LAYER if entry.n is None else ((entry.n, entry.k),)
-    return (
-        (entry.gpu, entry.version, entry.block_size, entry.dtype) == (device.name, version, block_size, weights.dtype)
-        and entry.zero_points == weights.zero_points
-        and effective_group(entry.group_size or -1, gemm.k) == effective_group(weights.group_size, gemm.k)
-        and (gemm.n, gemm.k) in shapes
-        and gemm.routes >= entry.routes
     )
