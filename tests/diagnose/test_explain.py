@@ -72,12 +72,12 @@ def test_before_the_first_other_rounding_all_errors_are_equal() -> None:
     for comparison in differing(WHOLE, CUT, 5):
         found = comparison.first_other_rounding()
         assert found is not None and found.first is not None and found.second is not None
-        ends = comparison.sides[0].tree.nodes[found.first].stop
-        for k0, index in comparison.sides[0].tree.steps.items():
-            if k0 + 16 < ends:
-                other = comparison.sides[1].tree.steps[k0]
-                errors = [e.addition(i).error for e, i in zip(comparison.sides, (index, other), strict=True)]
-                assert errors[0] == errors[1]
+        end = comparison.sides[0].tree.nodes[found.first].first
+        errors = [
+            {n.first: e.addition(i).error for i, n in enumerate(e.tree.nodes) if n.kind == Kind.STEP and n.first < end}
+            for e in comparison.sides
+        ]
+        assert errors[0] == errors[1]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from drawn import layer
 
-from routeblock.diagnose.layer_run import GEMMS, SURFACES, LayerInputs, Run, Setting, bits
+from routeblock.diagnose.layer_run import GEMMS, LayerInputs, Run, Setting, bits
 from routeblock.diagnose.witness import document, witness
 from routeblock.errors import InputError
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align, exchange
+from routeblock.twin.layer import SURFACES
 
 SPLIT, SINGLE = Launch(64, 128, 37), Launch(64, 128, 20)  # 20 tiles in both GEMMs
 

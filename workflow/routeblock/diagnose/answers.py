@@ -13,11 +13,12 @@ from routeblock.diagnose import identify as identifying
 from routeblock.diagnose import witness as witnessing
 from routeblock.diagnose.answer import Answer, Fact, Verdict
 from routeblock.diagnose.fixture_runs import Layer, common_rows, named_run, parse_element
-from routeblock.diagnose.layer_run import GEMMS, SURFACES
+from routeblock.diagnose.layer_run import GEMMS
 from routeblock.errors import InputError
 from routeblock.evidence.tensors import load_tensors
 from routeblock.moe.sources import Source
 from routeblock.route_block.fixtures.fixture import captured_plans
+from routeblock.twin.layer import SURFACES
 from routeblock.twin.tensor_core import architecture_of
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from routeblock.diagnose.answer import Answer, Fact, Verdict
 from routeblock.diagnose.compare_trees import Candidate, Comparison, SmallestSet
-from routeblock.diagnose.layer_run import GEMMS, SURFACES, Run, bits, elements, only
+from routeblock.diagnose.layer_run import GEMMS, Run, bits, elements, only
 from routeblock.diagnose.summation_tree import (
     STEP,
     Element,
@@ -27,7 +27,7 @@ from routeblock.diagnose.summation_tree import (
     refuse_overflow,
 )
 from routeblock.errors import InputError
-from routeblock.twin.layer import combine, silu_and_mul
+from routeblock.twin.layer import SURFACES, combine, silu_and_mul
 from routeblock.twin.tensor_core import architecture_of
 
 Document = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from routeblock.diagnose.answer import Fact
-from routeblock.diagnose.layer_run import GEMMS, SURFACES, LayerInputs, Run, Setting
+from routeblock.diagnose.layer_run import GEMMS, LayerInputs, Run, Setting
 from routeblock.errors import InputError
 from routeblock.moe.launches import Launch, selected_launch
 from routeblock.moe.routing import AlignedPlan, align, block_size_for
@@ -19,7 +19,7 @@ from routeblock.moe.sources import Source
 from routeblock.route_block.facts import HISTORIES
 from routeblock.route_block.fixtures.fixture import SPEC, TENSOR_FILES, LayerFixture, captured_plans, load_fixture
 from routeblock.route_block.operating_point import lane_facts, operating_point
-from routeblock.twin.layer import GemmWeights
+from routeblock.twin.layer import SURFACES, GemmWeights
 
 CANONICAL, REVERSED = "canonical", "reversed"
 KEYS = ("plan", "plans", "tokens", "block", "launch", "w13", "w2", "grid", "architecture", "reduction", "full_k")

@@ -20,12 +20,11 @@ from routeblock.moe.launches import Launch
 from routeblock.moe.partition import Partition, partition
 from routeblock.moe.routing import AlignedPlan
 from routeblock.twin.gemm import UNSIGNED_ZERO_POINT, moe_gemm
-from routeblock.twin.layer import SURFACES, GemmWeights, combine, silu_and_mul
+from routeblock.twin.layer import GemmWeights, combine, silu_and_mul
 from routeblock.twin.tensor_core import architecture_of, operand_type_of
 
 GEMMS = ("w13", "w2")
 SEGMENT = 64  # columns: the smallest thread_n, within which a row has one form
-RowForm = tuple[Form, ...]  # of a row, one a segment
 
 
 @dataclass(frozen=True)
@@ -98,15 +97,6 @@ class GemmProblem:
             thread_k=launch.thread_k, thread_n=launch.thread_n, grid=launch.grid, group_size=self.group_size,
             topk_weights=self.topk_weights, fp32_reduce=setting.fp32_reduce, full_k=setting.full_k,
         )  # fmt: skip
-
-    def forms(self, cut: Partition, block: int, setting: Setting) -> RowForm:
-        """The forms of a row of a block, one a segment of columns."""
-        core, launch = architecture_of(setting.architecture), setting.launch
-        per_tile = [
-            form_of(cut, block, n * launch.thread_n, launch.thread_k, launch.thread_n, core, setting.fp32_reduce)
-            for n in range(cut.n_tiles)
-        ]
-        return tuple(form for form in per_tile for _ in range(launch.thread_n // SEGMENT))
 
     def terms(self, expert: int, route: int, column: int) -> Terms:
         """The operands of one element; `expert` is a row of the weights."""
@@ -227,7 +217,3 @@ def elements(gemm: str, column: int, runs: tuple[Run, Run], routes: tuple[int, i
 def bits(x: NDArray[Any]) -> NDArray[np.uint16]:
     """The 16-bit words of an array."""
     return np.ascontiguousarray(x).view(np.uint16)
-
-
-__all__ = ["GEMMS", "SEGMENT", "SURFACES", "GemmProblem", "LayerInputs", "RowForm", "Run", "Setting", "bits",
-           "elements", "only"]  # fmt: skip

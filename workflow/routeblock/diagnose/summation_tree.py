@@ -99,15 +99,6 @@ class SummationTree:
                 parents[operand] = index
         return tuple(parents)
 
-    @cached_property
-    def steps(self) -> dict[int, int]:
-        """The last group of products of every 16-deep step: its node by the step's first k."""
-        ends = {}
-        for index, node in enumerate(self.nodes):
-            if node.kind == Kind.STEP and node.stop % STEP == 0:
-                ends[node.stop - STEP] = index
-        return dict(sorted(ends.items()))
-
 
 def build(form: Form) -> SummationTree:
     """The tree of a form."""

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from routeblock.diagnose.layer_run import SURFACES, LayerInputs, Run, Setting, bits
+from routeblock.diagnose.layer_run import LayerInputs, Run, Setting, bits
 from routeblock.diagnose.rows import Row, Rows
 from routeblock.errors import InputError
 from routeblock.moe.routing import AlignedPlan, exchange
+from routeblock.twin.layer import SURFACES
 
 COMBINATIONS_AT_MOST = 1 << 20  # of the classes of one token's routes
 
