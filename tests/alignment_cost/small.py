@@ -123,7 +123,7 @@ def write_record(out: Path, path: Path, batches: Iterable[raw.Batch], told: dict
     raw.write(out / record.BATCHES, batches)
     for name, document in told.items():
         (out / name).write_bytes(canonical_json(document))
-    record.FOLDER.seal(out, path, load(path).digest(), "0" * 64)
+    record.FOLDER.seal(out, path, load(path).digest(), record.MODULES)
     return out
 
 

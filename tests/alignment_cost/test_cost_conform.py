@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from small import COMMITTED, FakeRig, documents, measured, protocol_file, record_folder, write_record
 
-from routeblock.alignment_cost import conform, edits, mutate, record, reprove, statistics, validate, wiring
+from routeblock.alignment_cost import conform, edits, mutate, record, reprove, statistics, targets, validate
 from routeblock.alignment_cost import protocol as protocols
 from routeblock.alignment_cost.batches import Batch
 from routeblock.alignment_cost.edits import Copy, ImpossibleError
@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 DECLARED = ROOT / "fixtures/alignment_mutations.json"
 ENTRIES = mutate.read_declared(DECLARED)
 RULES = json.loads(COMMITTED.read_text())
-CODE = "0" * 64
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def folder(tmp_path: Path, protocol: Path) -> Path:
 
 @pytest.fixture
 def made(folder: Path, protocol: Path, tmp_path: Path) -> Path:
-    statistics.write(tmp_path / "statistics", folder, protocol, code=CODE)
+    statistics.write(tmp_path / "statistics", folder, protocol)
     return tmp_path / "statistics/statistics.json"
 
 
@@ -121,7 +120,7 @@ def edited(name: str, folder: Path, protocol: Path, made: Path) -> None:
     protocol.write_text(json.dumps(copy.rules))
     write_record(folder, protocol, [Batch(**row) for row in copy.rows], documents)
     with suppress(InputError, ValueError):  # twice accepted, or no JSON for a time: the old ones stay
-        statistics.write(made.parent, folder, protocol, code=CODE)
+        statistics.write(made.parent, folder, protocol)
 
 
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if e.by is not By.REPROVE], ids=lambda e: e.name)
@@ -214,7 +213,7 @@ def test_what_nvml_refused_to_tell_rejects_nothing(protocol: Path) -> None:
 
 
 def source(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(ROOT / wiring.RECORDED, tmp_path / "source"))
+    return Path(shutil.copytree(ROOT / targets.RECORDED, tmp_path / "source"))
 
 
 def listed_anew(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from small import COMMITTED
 
-from routeblock.alignment_cost import record, reprove, statistics, tables, validate, wiring
+from routeblock.alignment_cost import record, reprove, statistics, tables, targets, validate
 from routeblock.alignment_cost.protocol import Campaign, Role, load, points
 from routeblock.alignment_cost.reasons import Reason
 from routeblock.alignment_cost.statistics import Comparison
@@ -24,7 +24,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = ROOT / wiring.RECORDED
+HERE = ROOT / targets.RECORDED
 EARLIER = HERE.parent / "earlier"
 PLAN = load(COMMITTED)
 
@@ -84,7 +84,7 @@ def test_the_stopped_recording_says_the_same_where_it_measured() -> None:
 def test_a_row_holds_a_point_and_its_growth(found: record.Recorded, compared: list[Comparison]) -> None:
     rows = tables.cost(Evidence(compared, found))
     assert len(rows) == 3 * 70 + 2 * 14
-    columns = {c.name for c in tables.TABLES["alignment_cost"][1]}
+    columns = {c.name for c in tables.TABLES["alignment_cost"].columns}
     assert all(row.keys() == columns for row in rows)
     one, most = (
         next(r for r in rows if (r["campaign"], r["mode"], r["experts"], r["top_k"], r["tokens"]) == (*key, m))
@@ -110,10 +110,9 @@ def test_the_checks_are_told(found: record.Recorded, compared: list[Comparison])
         found.exactness["differs"] = ""
 
 
-def test_the_rules_name_the_tables_and_files() -> None:
-    assert tuple(tables.TABLES) == wiring.TABLES and record.FILES == wiring.FILES
+def test_a_table_that_is_not_declared_is_refused() -> None:
     with pytest.raises(InputError, match="no table is called 'costs'"):
-        tables.write("costs", ROOT, ROOT, ROOT, ROOT, ROOT, code="")
+        tables.write("costs", ROOT, ROOT, ROOT, ROOT, ROOT)
 
 
 def copied(tmp_path: Path) -> Path:
@@ -175,7 +174,7 @@ def test_a_record_without_its_contents_is_refused(tmp_path: Path) -> None:
 
 def test_a_restored_record_is_sealed_for_the_validator(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert reprove.write(out, HERE, COMMITTED, code="0" * 64) == []
+    assert reprove.write(out, HERE, COMMITTED) == []
     assert validate.unsealed(out) == []
     (out / record.EXACT).write_text("{}")
     assert [Path(f.where).name for f in validate.unsealed(out)] == [record.EXACT]

@@ -94,7 +94,7 @@ def test_a_point_without_batches_has_a_row(protocol: Path) -> None:
 
 
 def run(folder: Path, protocol: Path, out: Path) -> Path:
-    assert statistics.write(out, folder, protocol, code="0" * 64) == []
+    assert statistics.write(out, folder, protocol) == []
     return out / "statistics.json"
 
 
@@ -155,7 +155,7 @@ def test_a_changed_raw_batch_is_refused(
     change(rows)
     raw.write(folder / record.BATCHES, [Batch(**row) for row in rows])
     if sealed:
-        record.FOLDER.seal(folder, protocol, load(protocol).digest(), "0" * 64)
+        record.FOLDER.seal(folder, protocol, load(protocol).digest(), record.MODULES)
     wrong = validate.disagreements(made, folder, protocol)[1]
     assert any(words in str(line) for line in wrong), wrong
 

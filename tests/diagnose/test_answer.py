@@ -12,7 +12,7 @@ from routeblock.diagnose.answer import Answer, Fact, Verdict, deliver, load_answ
 from routeblock.errors import InputError
 from routeblock.moe.sources import Source, weakest
 
-CODE = "0" * 64
+MODULES = ("routeblock.diagnose.answer",)
 
 
 def answer(verdict: Verdict = Verdict.CAN_DIFFER, source: Source = Source.RECORDED) -> Answer:
@@ -22,7 +22,7 @@ def answer(verdict: Verdict = Verdict.CAN_DIFFER, source: Source = Source.RECORD
 
 def give(answer: Answer, *, json_to: str | None = None, out: Path | None = None, strict: bool = False) -> int:
     return deliver(
-        answer, json_to=json_to, out=out, strict=strict, exit_zero=False, inputs=(), parameters={}, code=CODE
+        answer, json_to=json_to, out=out, strict=strict, exit_zero=False, inputs=(), parameters={}, modules=MODULES
     )
 
 

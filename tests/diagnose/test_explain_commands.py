@@ -15,7 +15,6 @@ from routeblock.errors import InputError
 from routeblock.evidence.tensors import save_tensors
 from routeblock.moe.sources import Source
 from routeblock.route_block.fixtures.make import make
-from routeblock.rule_code import code
 
 COMMANDS = ("explain", "witness", "identify")
 
@@ -23,7 +22,7 @@ COMMANDS = ("explain", "witness", "identify")
 @pytest.fixture(scope="module")
 def fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published")
-    make("published_geometry", 20250314, folder, code=code("fixture"))
+    make("published_geometry", 20250314, folder)
     return folder
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from routeblock.cuda import build
 from routeblock.evidence.digest import sha256_file
-from routeblock.grouped_schedule import conform, protocol, record, reprove, sanitizer, tables, wiring
+from routeblock.grouped_schedule import conform, protocol, record, reprove, sanitizer, tables, targets
 from routeblock.grouped_schedule.tables import Evidence
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = ROOT / wiring.RECORDED
+HERE = ROOT / targets.RECORDED
 PLAN = protocol.load(ROOT / "fixtures/protocols/grouped_schedule.json")
 PUBLISHED = json.loads((ROOT / "fixtures/published/grouped_schedule.json").read_text())
 GPUS = sorted(p.name for p in (HERE / "cuda").iterdir())
@@ -68,7 +68,7 @@ def test_the_kernels_are_those_of_this_source(records: list[record.Recorded]) ->
     """The binary that ran on the GPUs is what this source compiles to, byte for byte."""
     built = json.loads((HERE / "build/sm_90/build.json").read_text())["q6k_schedules"]
     ran = {r.run["device"]["cubin_sha256"] for r in records}
-    assert ran == {built["sha256"]} == {build.compile_kernels("q6k_schedules", "sm_90").sha256}
+    assert ran == {built["sha256"]} == {build.compile_kernels("sm_90").sha256}
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -12,13 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
-from test_measure import CODE
 from tiny import PLAN, MadeUpClock, write
 
 from routeblock.errors import InputError
 from routeblock.evidence.archive import pack
 from routeblock.grouped_schedule import batches as raw
-from routeblock.grouped_schedule import bundle, campaigns, record, reprove, statistics, tables, validate, wiring
+from routeblock.grouped_schedule import bundle, campaigns, record, reprove, statistics, validate
 from routeblock.grouped_schedule.campaigns import Mode
 
 Rows = list[dict[str, Any]]
@@ -30,14 +29,22 @@ def source(tmp_path: Path) -> Path:
     folder = tmp_path / "h/cuda/gpu0/confirmation"
     clock = MadeUpClock(lambda arm, call: 100.0 + call % 7, lambda arm, call: "throttled" if call == 9 else "")
     stages = campaigns.confirmation(PLAN, Mode.CALL, 0)
-    record.write(folder, clock, stages, PLAN, rule="confirmation", inputs=[write(tmp_path)], code=CODE)
+    record.write(
+        folder,
+        clock,
+        stages,
+        PLAN,
+        rule="confirmation",
+        inputs=[write(tmp_path)],
+        modules=["routeblock.grouped_schedule.lanes"],
+    )
     tiny.contents(tmp_path / "h")
     return folder
 
 
 def again(source: Path, out: Path) -> list[str]:
     contents = source.parents[2] / "contents.json"
-    return reprove.write(out, source, "recorded-h200", PLAN, contents=contents, threads=1, inputs=[], code=CODE)
+    return reprove.write(out, source, "recorded-h200", PLAN, contents=contents, threads=1, inputs=[])
 
 
 def test_a_sound_record_is_proved_and_keeps_its_times(source: Path, tmp_path: Path) -> None:
@@ -167,7 +174,7 @@ def test_no_list_of_contents_is_no_proof(source: Path, tmp_path: Path, text: str
 def test_statistics_refuse_what_the_protocol_did_not_order(source: Path, tmp_path: Path, attack: str) -> None:
     edit(source, *ATTACKS[attack][:2])
     try:
-        lines = statistics.write(tmp_path / "s", [source], PLAN, minimum_effect=0.01, inputs=[], code=CODE)
+        lines = statistics.write(tmp_path / "s", [source], PLAN, minimum_effect=0.01, inputs=[])
     except InputError as e:
         lines = [str(e)]
     assert any(ATTACKS[attack][2] in line or "accepted twice" in line for line in lines if "sweep has 0" not in line), (
@@ -195,7 +202,7 @@ VALIDATED = {
 @pytest.mark.parametrize("attack", VALIDATED)
 def test_the_validator_refuses_it_too(source: Path, tmp_path: Path, attack: str) -> None:
     """The statistics are those of the sound record; the raw batches are bent afterwards."""
-    statistics.write(tmp_path / "s", [source], PLAN, minimum_effect=0.01, inputs=[], code=CODE)
+    statistics.write(tmp_path / "s", [source], PLAN, minimum_effect=0.01, inputs=[])
     edit(source, *ATTACKS[attack][:2])
     wrong = validate.disagreements(tmp_path / "s/statistics.json", [source], tmp_path / "protocol.json")[1]
     assert any(VALIDATED[attack] in line for line in wrong), wrong
@@ -216,10 +223,6 @@ def test_a_bundle_holds_what_it_is_given(tmp_path: Path, monkeypatch: pytest.Mon
     Path("d").mkdir()
     Path("d/x").write_text("x")
     Path("guide.md").write_text("how to read it")
-    path = bundle.write(Path("out"), [Path("d")], readme=Path("guide.md"), code=CODE)
+    path = bundle.write(Path("out"), [Path("d")], readme=Path("guide.md"))
     with tarfile.open(path) as tar:
         assert tar.getnames() == ["contents.json", "README.md", "d/x"]
-
-
-def test_the_rules_know_every_table() -> None:
-    assert tuple(tables.TABLES) == wiring.TABLES

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from test_measure import CODE
 from tiny import PLAN, MadeUpClock, write
 
 from routeblock import stats
@@ -40,9 +39,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     protocol = write(root)
     clock = MadeUpClock(noisy, lambda arm, call: "throttled" if call % 17 == 0 else "")
     for rule, stages in (("sweep", campaigns.sweep), ("confirmation", campaigns.confirmation)):
-        record.write(root / rule, clock, stages(PLAN, Mode.CALL, 0), PLAN, rule=rule, inputs=[protocol], code=CODE)
+        record.write(
+            root / rule,
+            clock,
+            stages(PLAN, Mode.CALL, 0),
+            PLAN,
+            rule=rule,
+            inputs=[protocol],
+            modules=["routeblock.grouped_schedule.lanes"],
+        )
     folders = [root / "sweep", root / "confirmation"]
-    wrong = statistics.write(root / "out", folders, PLAN, minimum_effect=0.01, inputs=[protocol], code=CODE)
+    wrong = statistics.write(root / "out", folders, PLAN, minimum_effect=0.01, inputs=[protocol])
     assert wrong == []
     return root
 
@@ -153,8 +160,16 @@ def test_a_median_of_few_is_no_estimate(made: Path, tmp_path: Path, rejects: int
 
     stages = list(campaigns.confirmation(PLAN, Mode.CALL, 0))
     inputs = [made / "protocol.json"]
-    record.write(tmp_path / "c", MadeUpClock(noisy, reason), stages, PLAN, rule="x", inputs=inputs, code=CODE)
-    wrong = statistics.write(tmp_path / "s", [tmp_path / "c"], PLAN, minimum_effect=0.01, inputs=[], code=CODE)
+    record.write(
+        tmp_path / "c",
+        MadeUpClock(noisy, reason),
+        stages,
+        PLAN,
+        rule="x",
+        inputs=inputs,
+        modules=["routeblock.grouped_schedule.lanes"],
+    )
+    wrong = statistics.write(tmp_path / "s", [tmp_path / "c"], PLAN, minimum_effect=0.01, inputs=[])
     assert f"confirmation has {12 - 2 * rejects} accepted batches, the protocol asks for 12" in " ".join(wrong)
     few = [c for c in statistics.read(tmp_path / "s/statistics.json") if c.campaign == "confirmation"]
     assert len(few) == 2
@@ -217,7 +232,7 @@ def test_tables_are_equal_when_made_twice(made: Path, tmp_path: Path, name: str)
     folders = [made / "sweep", made / "confirmation"]
     statistics_file, validation = made / "out/statistics.json", agreed(tmp_path)
     for out in ("a", "b"):
-        tables.write(name, tmp_path / out, statistics_file, folders, PUBLISHED, validation, code=CODE)
+        tables.write(name, tmp_path / out, statistics_file, folders, PUBLISHED, validation)
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert files == [f"{name}.{s}" for s in ("csv", "manifest.json", "md", "parquet")]
     for file in files[:1] + files[2:]:
@@ -255,8 +270,8 @@ def test_cardinalities_list_each_fixture_once(made: Path) -> None:
 
 
 def test_an_unknown_table_is_refused(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="known tables are"):
-        tables.write("x", tmp_path, made / "out/statistics.json", [], PUBLISHED, PUBLISHED, code=CODE)
+    with pytest.raises(InputError, match="known ones are"):
+        tables.write("x", tmp_path, made / "out/statistics.json", [], PUBLISHED, PUBLISHED)
 
 
 @pytest.mark.parametrize(("comparisons", "disagreements"), [(7, ["a median"]), (0, [])])
@@ -267,7 +282,7 @@ def test_no_table_is_made_of_what_the_second_computation_did_not_find(
     validation.write_text(json.dumps({"comparisons": comparisons, "disagreements": disagreements}))
     folders = [made / "sweep", made / "confirmation"]
     with pytest.raises(InputError, match=f"disagrees {len(disagreements)} times in {comparisons} comparisons"):
-        tables.write("counts", tmp_path / "t", made / "out/statistics.json", folders, PUBLISHED, validation, code=CODE)
+        tables.write("counts", tmp_path / "t", made / "out/statistics.json", folders, PUBLISHED, validation)
     assert not (tmp_path / "t").exists()
 
 

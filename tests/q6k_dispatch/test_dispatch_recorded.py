@@ -17,14 +17,14 @@ from routeblock.cuda.q6k_dispatch import compile_for
 from routeblock.cuda.sanitizer import TOOLS
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
-from routeblock.q6k_dispatch import counters, record, reprove, statistics, tables, wiring
+from routeblock.q6k_dispatch import counters, record, reprove, statistics, tables, targets
 from routeblock.q6k_dispatch.protocol import OURS, Side, load, shapes
 from routeblock.q6k_dispatch.statistics import Comparison
 from routeblock.q6k_dispatch.tables import Evidence
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = ROOT / wiring.RECORDED
-COMMITTED = ROOT / wiring.PROTOCOL
+HERE = ROOT / targets.RECORDED
+COMMITTED = ROOT / targets.PROTOCOL
 PLAN = load(COMMITTED)
 
 
@@ -66,7 +66,7 @@ def test_the_record_is_whole_and_recomputed(found: record.Recorded) -> None:
 def test_every_committed_file_is_the_recorded_one() -> None:
     listed = json.loads((HERE / "contents.json").read_text())
     files = {p.name: p for p in HERE.iterdir() if p.name not in ("README.md", "contents.json")}
-    assert files.keys() == set(record.FILES) == set(wiring.FILES)
+    assert files.keys() == set(record.FILES)
     assert {name: sha256_file(p) for name, p in files.items()} == {name: listed[name]["sha256"] for name in files}
 
 
@@ -100,10 +100,9 @@ def test_the_sanitizer_and_the_counters_ran(found: record.Recorded) -> None:
 
 def test_rows_hold_the_tables_columns(found: record.Recorded, compared: list[Comparison]) -> None:
     given = Evidence(compared, found, PLAN)
-    assert tuple(tables.TABLES) == wiring.TABLES
-    for maker, columns, _, _ in tables.TABLES.values():
-        rows = maker(given)
-        assert rows and all(row.keys() <= {c.name for c in columns} for row in rows)
+    for table in tables.TABLES.values():
+        rows = table.rows(given)
+        assert rows and all(row.keys() <= {c.name for c in table.columns} for row in rows)
     assert [r["role"] for r in tables.peers(given)] == [str(s.role) for s in shapes(PLAN)]
 
 
@@ -223,7 +222,7 @@ def test_what_is_no_record_or_no_table_is_refused(tmp_path: Path) -> None:
         reprove.unsealed(tmp_path)
     with pytest.raises(InputError, match="no statistics"):
         statistics.read(tmp_path / "statistics.json")
-    with pytest.raises(InputError, match="known tables are peers"):
-        tables.write("nothing", tmp_path, tmp_path, tmp_path, COMMITTED, code="x")
+    with pytest.raises(InputError, match="known ones are peers"):
+        tables.write("nothing", tmp_path, tmp_path, tmp_path, COMMITTED)
     options = [f"--{name}={tmp_path}" for name in ("out", "record", "statistics")]
     assert main(["dispatch-table", "nothing", *options]) == 2

@@ -14,13 +14,13 @@ import pytest
 from routeblock.cuda.q6k_plan import plan, tuned
 from routeblock.cuda.telemetry import State
 from routeblock.errors import InputError
-from routeblock.q6k_dispatch import counters, fixture, statistics, wiring
+from routeblock.q6k_dispatch import counters, fixture, statistics, targets
 from routeblock.q6k_dispatch.batches import read, write
 from routeblock.q6k_dispatch.measure import Measured, run
 from routeblock.q6k_dispatch.protocol import OURS, Protocol, Role, Shape, Side, load, shapes
 
 ROOT = Path(__file__).resolve().parents[2]
-PLAN = load(ROOT / wiring.PROTOCOL)
+PLAN = load(ROOT / targets.PROTOCOL)
 QUIET = State(0, 1, 1980, 40)
 
 
@@ -215,4 +215,4 @@ def test_a_missing_graph_is_a_refusal() -> None:
 
 def test_a_machine_without_ncu_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert counters.count(ROOT / wiring.PROTOCOL, tmp_path, tmp_path, None)["outcome"] == "absent"
+    assert counters.count(ROOT / targets.PROTOCOL, tmp_path, tmp_path, None)["outcome"] == "absent"

@@ -36,7 +36,6 @@ from routeblock.route_block.scorer.mutations import _seal_anew
 from routeblock.route_block.scorer.score import Score, judge
 from routeblock.twin.layer import combine, silu_and_mul
 
-CODE = "c" * 64
 TOKENS, TOP_K, BLOCK, HIDDEN, INTERMEDIATE = 18, 2, 8, 128, 64
 COUNTS = {1: 12, 3: 5, 4: 11, 7: 8}  # expert: routes; six blocks, of which expert 4 owns the fourth and the fifth
 FOCUS, QUIET = 4, 1
@@ -114,6 +113,8 @@ def following(w13: NDArray[Any], w2: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 class SignatureLane:
     """A lane without GEMMs: equal signatures give equal bits."""
+
+    modules = ()
 
     def __init__(
         self, status: str = STATUS["twin-hopper"], native: Callable[[Request, AlignedPlan], AlignedPlan] | None = None
@@ -228,6 +229,5 @@ def make_study(
                 history=history,
                 replicate=replicate,
                 out=study.runs / cell / history / f"rep{replicate}",
-                code=CODE,
             )
     return study

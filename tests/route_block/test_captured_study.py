@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic import CODE, LAUNCH, SignatureLane, make_fixture
+from synthetic import LAUNCH, SignatureLane, make_fixture
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
@@ -50,7 +50,6 @@ def test_captures_with_one_plan_give_a_sound_study_without_the_exchange_across(
             history=history,
             replicate=1,
             out=runs / cell / history / "rep1",
-            code=CODE,
         )
 
     for cell in cells_of(document["exchange"]):

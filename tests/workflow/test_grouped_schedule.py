@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from checkout import ROOT, Checkout
 
-from routeblock.grouped_schedule import record, wiring
+from routeblock.grouped_schedule import record, targets
 
-TABLES = [(f"table_{name}", {}) for name in wiring.TABLES]
+TABLES = [(f"table_{name}", {}) for name in targets.TABLES]
 AFTER = sorted([("bundle", {}), ("statistics", {}), ("validate_timings", {}), *TABLES])
-RECORDED = wiring.RECORDED
+RECORDED = targets.RECORDED
 
 
 @pytest.fixture
@@ -31,10 +31,6 @@ def lanes(checkout: Checkout, *names: str) -> None:
     text = (checkout.root / "config.yaml").read_text()
     line = next(x for x in text.split("grouped_schedule:")[1].splitlines() if x.strip().startswith("lanes:"))
     checkout.edit("config.yaml", line, f"  lanes: [{', '.join(names)}]")
-
-
-def test_the_wiring_names_every_file_of_a_record() -> None:
-    assert wiring.FILES == record.FILES
 
 
 def test_a_cpu_has_a_sweep_and_a_confirmation(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,8 @@ def record_alignment(
     $ROUTEBLOCK_EXTENSION names vLLM's MoE extension. Exits 1 if a check found something.
     """
     from routeblock.alignment_cost import record
-    from routeblock.rule_code import code
 
-    wrong = record.write(out, protocol, seconds=seconds, code=code("record_alignment"))
+    wrong = record.write(out, protocol, seconds=seconds)
     report(wrong, str(out / record.FOLDER.archive))
 
 
@@ -50,18 +49,16 @@ def alignment_exactness(out: Out) -> None:
 def recorded_alignment(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
     """Prove a committed record again on this CPU: files, routings, plans, variants. Exits 1 if something differs."""
     from routeblock.alignment_cost import reprove
-    from routeblock.rule_code import code
 
-    wrong = reprove.write(out, source, protocol, code=code("recorded_alignment"))
+    wrong = reprove.write(out, source, protocol)
     report(wrong, "every plan is the recorded one")
 
 
 def alignment_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios with intervals and verdicts from raw batches. Exits 1 if the record lacks what the protocol asks for."""
     from routeblock.alignment_cost import statistics
-    from routeblock.rule_code import code
 
-    wrong = statistics.write(out, record, protocol, code=code("alignment_statistics"))
+    wrong = statistics.write(out, record, protocol)
     report(wrong, "the record is whole")
 
 
@@ -70,9 +67,8 @@ def validate_alignment(
 ) -> None:
     """Recompute statistics and verdicts with code of its own. Exits 1 unless every value is exactly equal."""
     from routeblock.alignment_cost import validate
-    from routeblock.rule_code import code
 
-    number, wrong = validate.write(out, statistics, record, protocol, code=code("validate_alignment"))
+    number, wrong = validate.write(out, statistics, record, protocol)
     report(wrong, f"{number} comparisons recomputed, all exactly equal")
 
 
@@ -85,9 +81,8 @@ def mutate_alignment(
 ) -> None:
     """Edit copies of a record, one each, and see them refused for the declared reasons; else exit 1."""
     from routeblock.alignment_cost import mutate
-    from routeblock.rule_code import code
 
-    entries = mutate.write(out, record, statistics, protocol, declared, code=code("alignment_mutations"))
+    entries = mutate.write(out, record, statistics, protocol, declared)
     wrong = [
         f"{e['name']}: {', '.join(e['found']) or 'nothing'} found, declared {', '.join(e['reasons']) or 'nothing'}"
         for e in entries
@@ -106,11 +101,8 @@ def alignment_table(
 ) -> None:
     """Write one table of the alignment's cost as .parquet, .csv and .md."""
     from routeblock.alignment_cost import tables
-    from routeblock.rule_code import code
-    from routeblock.tables import find
 
-    find(name, tables.TABLES)  # a name without a table has no code either
-    tables.write(name, out, statistics, record, mutations, validation, code=code(f"table_{name}"))
+    tables.write(name, out, statistics, record, mutations, validation)
 
 
 COMMANDS = (

@@ -80,7 +80,6 @@ def predict(
     from routeblock.diagnose.predict import predict as answer
     from routeblock.diagnose.question import Asked, launches_given, question
     from routeblock.moe.devices import device
-    from routeblock.rule_code import code
 
     given = {
         "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "dtype": dtype,
@@ -98,7 +97,8 @@ def predict(
     raise typer.Exit(
         deliver(
             found, json_to=json_to, out=out, strict=strict, exit_zero=exit_zero, inputs=inputs,
-            parameters={**engine.document(), **asked.document()}, code=code("predict"),
+            parameters={**engine.document(), **asked.document()},
+            modules=("routeblock.diagnose.predict", "routeblock.diagnose.question"),
         )
     )  # fmt: skip
 
@@ -118,9 +118,8 @@ def launches(
     """Tabulate the automatic launches on every GPU, and the rule beside every launch that was read off; exit 1 if it
     misses one. Without --model the sizes are the study's layer's.
     """
-    from routeblock.diagnose.launch_tables import write
+    from routeblock.diagnose.launch_tables import Asked, write
     from routeblock.diagnose.layer import layer_from
-    from routeblock.rule_code import code
 
     given = {
         "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "dtype": dtype,
@@ -128,7 +127,7 @@ def launches(
     }  # fmt: skip
     quantisation = {name: given[name] for name in ("group_size", "zero_points")}
     layer = layer_from(model, given if model is None else quantisation)
-    if not write(layer, vllm, out, code=code("table_launches"), rule_code=code("table_launch_rule")):
+    if not write(Asked(layer, vllm), out):
         print(f"{out}: the rule misses a launch; see launch_rule.md")
         raise typer.Exit(1)
 
@@ -139,9 +138,8 @@ def predictions(
 ) -> None:
     """Tabulate answers of predict, a row each."""
     from routeblock.diagnose.predict_table import write
-    from routeblock.rule_code import code
 
-    write(answers, out, code=code("table_predictions"))
+    write(answers, out)
 
 
 def survey_point(
@@ -173,7 +171,6 @@ def survey_point(
     from routeblock.diagnose.survey import Plan, write
     from routeblock.diagnose.survey import survey_point as point
     from routeblock.moe.devices import device
-    from routeblock.rule_code import code
 
     given = {
         "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "dtype": dtype,
@@ -181,7 +178,7 @@ def survey_point(
     }  # fmt: skip
     engine = Engine(layer_from(model, given, tp), device(gpu), vllm, backend=moe_backend)
     document = point(engine, named(population, routing), tokens, Plan(routings, sample, macs, seed))
-    write(document, out, [p for p in (model, routing) if p], code=code("survey_point"))
+    write(document, out, [p for p in (model, routing) if p])
 
 
 def survey(
@@ -195,13 +192,12 @@ def survey(
     from routeblock.diagnose.answer import deliver
     from routeblock.diagnose.survey_answer import answer
     from routeblock.diagnose.survey_table import write
-    from routeblock.rule_code import code
 
-    found = answer(write(points, out, code=code("table_survey"), figure_code=code("figure_survey")))
+    found = answer(write(points, out))
     raise typer.Exit(
         deliver(
             found, json_to=json_to, out=out / "survey_answer.json", strict=strict, exit_zero=exit_zero, inputs=points,
-            parameters={}, code=code("survey"),
+            parameters={}, modules=("routeblock.diagnose.survey_table", "routeblock.diagnose.survey_answer"),
         )
     )  # fmt: skip
 

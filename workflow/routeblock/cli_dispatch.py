@@ -37,28 +37,25 @@ def record_dispatch(
     Exits 1 if a check found something.
     """
     from routeblock.q6k_dispatch import record
-    from routeblock.rule_code import code
 
     files = record.Given(cubin, schedules, plugin, llama)
-    wrong = record.write(out, protocol, files, code=code("record_dispatch"))
+    wrong = record.write(out, protocol, files)
     report(wrong, str(out / record.FOLDER.archive))
 
 
 def recorded_dispatch(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
     """Prove a committed record again on this CPU: files, jobs, plans, bits of samples. Exits 1 if something differs."""
     from routeblock.q6k_dispatch import reprove
-    from routeblock.rule_code import code
 
-    wrong = reprove.write(out, source, protocol, code=code("recorded_dispatch"))
+    wrong = reprove.write(out, source, protocol)
     report(wrong, "every sampled output is the recorded one")
 
 
 def dispatch_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios to every peer, with intervals, from raw batches. Exits 1 if the record lacks what is asked for."""
     from routeblock.q6k_dispatch import statistics
-    from routeblock.rule_code import code
 
-    wrong = statistics.write(out, record, protocol, code=code("dispatch_statistics"))
+    wrong = statistics.write(out, record, protocol)
     report(wrong, "the record is whole")
 
 
@@ -67,11 +64,8 @@ def dispatch_table(
 ) -> None:
     """Write one table of the fast paths as .parquet, .csv and .md."""
     from routeblock.q6k_dispatch import tables
-    from routeblock.rule_code import code
-    from routeblock.tables import find
 
-    find(name, tables.TABLES)  # a name without a table has no code either
-    tables.write(name, out, statistics, record, protocol, code=code(f"table_{name}"))
+    tables.write(name, out, statistics, record, protocol)
 
 
 COMMANDS = (record_dispatch, recorded_dispatch, dispatch_statistics, dispatch_table)

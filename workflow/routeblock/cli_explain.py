@@ -45,7 +45,6 @@ def explain(
     from routeblock.diagnose.answers import explain as answer
     from routeblock.diagnose.explain_drawings import write_dot, write_svg
     from routeblock.diagnose.fixture_runs import inputs_of, open_layer
-    from routeblock.rule_code import code
 
     found = answer(open_layer(fixture, lane, point), first, second, element, surface)
     if dot is not None:
@@ -63,7 +62,7 @@ def explain(
     raise typer.Exit(
         deliver(
             found, json_to=json_to, out=out, strict=strict, exit_zero=exit_zero, inputs=inputs_of(fixture),
-            parameters=parameters, code=code("explain"),
+            parameters=parameters, modules=("routeblock.diagnose.answers", "routeblock.diagnose.explain_drawings"),
         )
     )  # fmt: skip
 
@@ -87,14 +86,13 @@ def witness(
     from routeblock.diagnose.answer import deliver
     from routeblock.diagnose.answers import witness as answer
     from routeblock.diagnose.fixture_runs import inputs_of, open_layer
-    from routeblock.rule_code import code
 
     found = answer(open_layer(fixture, lane, point), run, surface, element)
     parameters = {"surface": surface, "element": element, "run": run, "lane": lane, "point": point}
     raise typer.Exit(
         deliver(
             found, json_to=json_to, out=out, strict=strict, exit_zero=exit_zero, inputs=inputs_of(fixture),
-            parameters=parameters, code=code("witness"),
+            parameters=parameters, modules=("routeblock.diagnose.answers",),
         )
     )  # fmt: skip
 
@@ -122,7 +120,6 @@ def identify(
     from routeblock.diagnose.answer import deliver
     from routeblock.diagnose.answers import identify as answer
     from routeblock.diagnose.fixture_runs import inputs_of, open_layer
-    from routeblock.rule_code import code
     from routeblock.twin.tensor_core import ARCHITECTURES
 
     layer = open_layer(fixture, "twin-hopper", "published")
@@ -132,7 +129,7 @@ def identify(
         deliver(
             found, json_to=json_to, out=out, strict=strict, exit_zero=exit_zero,
             inputs=[*inputs_of(fixture), outputs, *([plans] if plans else [])], parameters=parameters,
-            code=code("identify"),
+            modules=("routeblock.diagnose.answers",),
         )
     )  # fmt: skip
 
@@ -143,9 +140,8 @@ def draw_explanation(
 ) -> None:
     """Draw the two summation trees of an explanation, and write them as Graphviz dot."""
     from routeblock.diagnose.explain_drawings import write_sealed
-    from routeblock.rule_code import code
 
-    write_sealed(source, out, code=code("figure_explain"))
+    write_sealed(source, out)
 
 
 def diagnosis_table(
@@ -154,12 +150,10 @@ def diagnosis_table(
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
 ) -> None:
     """Tabulate answers of one command."""
+    from routeblock.declared import find
     from routeblock.diagnose.explain_tables import TABLES, write
-    from routeblock.rule_code import code
-    from routeblock.tables import find
 
-    find(name, TABLES)
-    write(name, sources, out, code=code(f"table_{name}"))
+    write(find(name, TABLES, "table"), sources, out)
 
 
 def register(app: typer.Typer) -> None:

@@ -27,9 +27,8 @@ def build_kernels(
 ) -> None:
     """Compile the CUDA sources with NVRTC; needs no GPU. A cubin's SHA-256 is its binary identity."""
     from routeblock.cuda.build import build
-    from routeblock.rule_code import code
 
-    build(out, arch, libraries=nvrtc, code=code("build_kernels"))
+    build(out, arch, libraries=nvrtc)
 
 
 def sweep(
@@ -60,9 +59,8 @@ def sanitize(
     """Run memcheck, synccheck and racecheck over hostile jobs. Exits 1 on a finding; refusals are recorded."""
     from routeblock.cuda.sanitizer import Outcome
     from routeblock.grouped_schedule import sanitizer
-    from routeblock.rule_code import code
 
-    reports = sanitizer.write(out, device, cubin, protocol, code=code("sanitizer"))
+    reports = sanitizer.write(out, device, cubin, protocol)
     for found in reports:
         print(f"{found.tool}: {found.outcome}")
     if any(found.outcome is Outcome.FOUND for found in reports):
@@ -82,9 +80,8 @@ def record_gpus(
 
 def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | None, threads: int) -> None:
     from routeblock.grouped_schedule import lanes
-    from routeblock.rule_code import code
 
-    lanes.run(rule, out, device, protocol, cubin=cubin, threads=threads, code=code(rule))
+    lanes.run(rule, out, device, protocol, cubin=cubin, threads=threads)
 
 
 def recorded(
@@ -98,12 +95,9 @@ def recorded(
     """Prove a committed GPU record again on this CPU: fixtures and output bits. Exits 1 if something differs."""
     from routeblock.grouped_schedule import protocol as protocols
     from routeblock.grouped_schedule import reprove
-    from routeblock.rule_code import code
 
     plan = protocols.load(protocol)
-    wrong = reprove.write(
-        out, source, lane, plan, contents=contents, threads=threads, inputs=[protocol], code=code("recorded")
-    )
+    wrong = reprove.write(out, source, lane, plan, contents=contents, threads=threads, inputs=[protocol])
     report(wrong, "every fixture and every output has the recorded bits")
 
 
@@ -114,9 +108,8 @@ def grouped_bundle(
 ) -> None:
     """Pack study B's evidence into one archive whose bytes depend on the files alone."""
     from routeblock.grouped_schedule import bundle
-    from routeblock.rule_code import code
 
-    bundle.write(out, source, readme=readme, code=code("bundle"))
+    bundle.write(out, source, readme=readme)
 
 
 def statistics(
@@ -128,16 +121,8 @@ def statistics(
     """Changes with intervals and verdicts from raw batches. Exits 1 if the protocol's counts are not reached."""
     from routeblock.grouped_schedule import protocol as protocols
     from routeblock.grouped_schedule import statistics as study
-    from routeblock.rule_code import code
 
-    wrong = study.write(
-        out,
-        record,
-        protocols.load(protocol),
-        minimum_effect=minimum_effect,
-        inputs=[protocol],
-        code=code("statistics"),
-    )
+    wrong = study.write(out, record, protocols.load(protocol), minimum_effect=minimum_effect, inputs=[protocol])
     report(wrong, "every device reaches the protocol's counts")
 
 
@@ -149,9 +134,8 @@ def validate_timings(
 ) -> None:
     """Recompute all statistics with code of its own. Exits 1 unless every value is exactly equal."""
     from routeblock.grouped_schedule import validate
-    from routeblock.rule_code import code
 
-    number, wrong = validate.write(out, statistics, record, protocol, code=code("validate_timings"))
+    number, wrong = validate.write(out, statistics, record, protocol)
     report(wrong, f"{number} comparisons recomputed, all exactly equal")
 
 
@@ -168,12 +152,8 @@ def grouped_table(
 ) -> None:
     """Write one table of study B as .parquet, .csv and .md."""
     from routeblock.grouped_schedule import tables
-    from routeblock.rule_code import code
-    from routeblock.tables import find
 
-    find(name, tables.TABLES)  # a name without a table has no code either
-    digest = code(f"table_{name}")
-    tables.write(name, out, statistics, record, published, validation, sanitizers=sanitizer or (), code=digest)
+    tables.write(name, out, statistics, record, published, validation, sanitizers=sanitizer or ())
 
 
 COMMANDS = (

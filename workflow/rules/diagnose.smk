@@ -29,7 +29,7 @@ rule predict:
         gpu=lambda wildcards: SURVEYED_GPUS[wildcards.gpu],
         vllm=CONFIG.survey.vllm,
         layer=LAYER_OPTIONS,
-        code=code("predict"),
+        code=code("routeblock.diagnose.predict", "routeblock.diagnose.question"),
     shell:
         "routeblock predict --gpu {params.gpu:q} --vllm {params.vllm} {params.layer} --routing {input.routing}"
         " --batches 1-21 --out {output.answer} --exit-zero > {log} 2>&1"
@@ -44,7 +44,7 @@ rule predictions:
     log:
         "results/logs/tables/predictions.log",
     params:
-        code=code("table_predictions"),
+        code=code("routeblock.diagnose.predict_table"),
     shell:
         "routeblock predictions {input.answers} --out $(dirname {output.manifest}) 2> {log}"
 
@@ -60,7 +60,7 @@ rule launches:
     params:
         vllm=CONFIG.survey.vllm,
         layer=LAYER_OPTIONS,
-        code=code("table_launches"),
+        code=code("routeblock.diagnose.launch_tables"),
     shell:
         "routeblock launches --vllm {params.vllm} {params.layer} --out $(dirname {output.manifests[0]}) > {log} 2>&1"
 
@@ -83,7 +83,7 @@ rule survey_point:
         sample=CONFIG.survey.sample,
         macs=CONFIG.survey.macs,
         seed=CONFIG.survey.seed,
-        code=code("survey_point"),
+        code=code("routeblock.diagnose.survey", "routeblock.diagnose.twin_sample"),
     shell:
         "routeblock survey-point --gpu {params.gpu:q} --vllm {params.vllm} {params.layer}"
         " --population {params.population} {params.routing} --tokens {wildcards.tokens} --routings {params.routings}"
@@ -103,6 +103,6 @@ rule survey:
     log:
         "results/logs/survey.log",
     params:
-        code=code("survey"),
+        code=code("routeblock.diagnose.survey_table", "routeblock.diagnose.survey_answer"),
     shell:
         "routeblock survey {input.points} --out $(dirname {output.manifest}) --exit-zero > {log} 2>&1"

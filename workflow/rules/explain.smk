@@ -3,9 +3,9 @@
 
 DIAGNOSIS = "results/diagnosis/{fixture}/{lane}/{point}"
 DIAGNOSIS_LOG = "results/logs/diagnosis/{fixture}/{lane}/{point}"
-TWINS = [lane for lane in RUN_HERE if lane.startswith("twin-")]
+TWINS = [place for place in STUDY_A.places if place["lane"].startswith("twin-")]
 # One run stands for each place: a replay, whose plan is among those that are tried (a GPU's own alignment need not be).
-IDENTIFIED = [place for place in PLACES if place["lane"] in (*TWINS, *EVIDENCE)]
+IDENTIFIED = [place for place in STUDY_A.places if place["lane"] in EVIDENCE] + TWINS
 REPLAY = f"{STUDY}/replay/H0/rep1"
 
 
@@ -21,7 +21,7 @@ rule explain:
     wildcard_constraints:
         lane="twin-[a-z]+",
     params:
-        code=code("explain"),
+        code=code("routeblock.diagnose.answers", "routeblock.diagnose.explain_drawings"),
     shell:
         "routeblock explain --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
         " --first plan=H0 --second plan=H1 --out {output.answer} --exit-zero > {log} 2>&1"
@@ -39,7 +39,7 @@ rule witness:
     wildcard_constraints:
         lane="twin-[a-z]+",
     params:
-        code=code("witness"),
+        code=code("routeblock.diagnose.answers"),
     shell:
         "routeblock witness --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
         " --surface final --run plan=canonical --out {output.answer} --exit-zero > {log} 2>&1"
@@ -60,15 +60,15 @@ rule identify:
         tensors=TENSORS,
         plans=plans_option,
         surface="w13",
-        code=code("identify"),
+        code=code("routeblock.diagnose.answers"),
     shell:
         "routeblock identify --fixture $(dirname {input.spec}) --outputs $(dirname {input.record})/{params.tensors}"
         " {params.plans} --surface {params.surface} --out {output.answer} --exit-zero > {log} 2>&1"
 
 
 DIAGNOSES = {
-    "explain": each(rules.explain.output.answer, TWINS),
-    "witness": each(rules.witness.output.answer, TWINS),
+    "explain": list(dict.fromkeys(rules.explain.output.answer.format(**place) for place in TWINS)),
+    "witness": list(dict.fromkeys(rules.witness.output.answer.format(**place) for place in TWINS)),
     "identify": [rules.identify.output.answer.format(**place) for place in IDENTIFIED],
 }
 
@@ -87,7 +87,7 @@ for name, answers in DIAGNOSES.items():
         params:
             name=name,
             sources=[f"--from {answer}" for answer in answers],
-            code=code(f"table_{name}"),
+            code=code("routeblock.diagnose.explain_tables"),
         shell:
             "routeblock diagnosis-table {params.name} {params.sources} --out $(dirname {output.manifest}) 2> {log}"
 
@@ -98,11 +98,10 @@ rule figure_explain:
     output:
         drawn=multiext("results/figures/explain", ".svg", ".png", ".dot"),
         manifest="results/figures/explain.manifest.json",
-        dot="results/figures/explain_dot.manifest.json",
     log:
         "results/logs/figures/explain.log",
     params:
-        code=code("figure_explain"),
+        code=code("routeblock.diagnose.explain_drawings"),
     shell:
         "routeblock draw-explanation --from {input.answer} --out $(dirname {output.manifest}) 2> {log}"
 

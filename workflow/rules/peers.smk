@@ -12,7 +12,7 @@ rule recorded_dispatch:
     log:
         "results/logs/q6k_dispatch/recorded.log",
     params:
-        code=code("recorded_dispatch"),
+        code=code("routeblock.q6k_dispatch.reprove"),
     shell:
         "routeblock recorded-dispatch --source $(dirname {input.contents}) --protocol {input.protocol}"
         " --out $(dirname {output.manifest}) 2> {log}"
@@ -28,29 +28,7 @@ rule dispatch_statistics:
     log:
         "results/logs/q6k_dispatch/statistics.log",
     params:
-        code=code("dispatch_statistics"),
+        code=code("routeblock.q6k_dispatch.statistics"),
     shell:
         "routeblock dispatch-statistics --record $(dirname {input.record[0]}) --protocol {input.protocol}"
         " --out $(dirname {output.statistics}) 2> {log}"
-
-
-for name in fast_paths.TABLES:
-
-    rule:
-        name:
-            f"table_{name}"
-        input:
-            protocol=fast_paths.PROTOCOL,
-            record=rules.recorded_dispatch.output.record,
-            statistics=rules.dispatch_statistics.output.statistics,
-        output:
-            tables=tables(name, FAST_PATHS),
-            manifest=f"results/tables/{name}.manifest.json",
-        log:
-            f"results/logs/tables/{name}.log",
-        params:
-            code=code(f"table_{name}"),
-            name=name,
-        shell:
-            "routeblock dispatch-table {params.name} --record $(dirname {input.record[0]})"
-            " --statistics {input.statistics} --protocol {input.protocol} --out $(dirname {output.manifest}) 2> {log}"

@@ -12,7 +12,7 @@ rule statistics:
     log:
         "results/logs/grouped_schedule/statistics.log",
     params:
-        code=code("statistics"),
+        code=code("routeblock.grouped_schedule.statistics"),
         records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
@@ -32,37 +32,11 @@ rule validate_timings:
     log:
         "results/logs/grouped_schedule/validation.log",
     params:
-        code=code("validate_timings"),
+        code=code("routeblock.grouped_schedule.validate"),
         records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
     shell:
         "routeblock validate-timings {params.records} --protocol {input.protocol}"
         " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
-
-
-for name in grouped.TABLES:
-
-    rule:
-        name:
-            f"table_{name}"
-        input:
-            published="fixtures/published/grouped_schedule.json",
-            sanitizers=grouped.sanitizers(CONFIG),
-            records=grouped.record_files(CONFIG),
-            statistics=rules.statistics.output.statistics,
-            validation=rules.validate_timings.output.validation,
-        output:
-            tables=tables(name, STUDY_B),
-            manifest=f"results/tables/{name}.manifest.json",
-        log:
-            f"results/logs/tables/{name}.log",
-        params:
-            code=code(f"table_{name}"),
-            name=name,
-            records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
-            sanitizers=[f"--sanitizer {path}" for path in grouped.sanitizers(CONFIG)],
-        shell:
-            "routeblock grouped-table {params.name} {params.records} {params.sanitizers} --statistics {input.statistics}"
-            " --validation {input.validation} --published {input.published} --out $(dirname {output.manifest}) 2> {log}"
 
 
 rule bundle:
@@ -82,7 +56,7 @@ rule bundle:
     log:
         "results/logs/bundle.log",
     params:
-        code=code("bundle"),
+        code=code("routeblock.grouped_schedule.bundle"),
         sources=[f"--source {path}" for path in grouped.bundled(CONFIG)],
     shell:
         "routeblock grouped-bundle {params.sources} --readme {input.readme} --out $(dirname {output.archive}) 2> {log}"

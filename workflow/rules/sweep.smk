@@ -23,7 +23,7 @@ rule sweep:
     resources:
         gpu=lambda w: int(w.lane == "cuda"),
     params:
-        code=code("sweep"),
+        code=code("routeblock.grouped_schedule.lanes"),
         out=subpath(output[0], parent=True),
         cubin=lambda w, input: [f"--cubin {path}" for path in input.cubin],
         # Apart from what depends on an input: that is no reason to run again.
@@ -51,7 +51,7 @@ rule beyond:
     resources:
         gpu=1,
     params:
-        code=code("beyond"),
+        code=code("routeblock.grouped_schedule.lanes"),
         out=subpath(output[0], parent=True),
     shell:
         "routeblock beyond --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
@@ -70,7 +70,7 @@ rule sanitizer:
     resources:
         gpu=1,
     params:
-        code=code("sanitizer"),
+        code=code("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.exercise"),
     shell:
         "routeblock sanitize --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
         " --out $(dirname {output.report}) 2> {log}"
@@ -96,7 +96,7 @@ rule recorded:
     # No param: how many threads prove it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
-        code=code("recorded"),
+        code=code("routeblock.grouped_schedule.reprove"),
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
     shell:

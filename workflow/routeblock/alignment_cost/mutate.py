@@ -143,9 +143,7 @@ def mutate(folder: Path, statistics: Path, protocol: Path, declared: Path) -> li
         ) from e
 
 
-def write(
-    out: Path, folder: Path, statistics: Path, protocol: Path, declared: Path, *, code: str
-) -> list[dict[str, Any]]:
+def write(out: Path, folder: Path, statistics: Path, protocol: Path, declared: Path) -> list[dict[str, Any]]:
     """Write `mutations.json` and its manifest to the folder `out`; returns what `mutate` does."""
     entries = mutate(folder, statistics, protocol, declared)
     path = out / "mutations.json"
@@ -156,7 +154,7 @@ def write(
         outputs=[path],
         inputs=[declared, protocol, statistics, *(folder / name for name in record.FILES)],
         parameters={},
-        code=code,
+        modules=[__name__],
     )
     return entries
 

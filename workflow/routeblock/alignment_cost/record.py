@@ -38,6 +38,8 @@ BATCHES, RUN, EXACT, SANITIZER = "batches.parquet", "run.json", "exactness.json"
 FILES = (BATCHES, RUN, EXACT, SANITIZER)
 FOLDER = GpuRecord("alignment", FILES, "alignment_cost.tar.gz")
 EXERCISE = "routeblock.alignment_cost.exercise"
+# Whose code records: with the kernels that are compiled for it.
+MODULES = (__name__, EXERCISE, "routeblock.cuda.align_kernels")
 CACHE_BYTES = str(4 << 30)  # of compiled kernels: the default is smaller than the extension
 
 
@@ -101,9 +103,7 @@ def _beside(out: Path) -> threading.Thread:
     return thread
 
 
-def write(
-    out: Path, protocol_path: Path, *, seconds: float, code: str, progress: Callable[[str], None] = print
-) -> list[str]:
+def write(out: Path, protocol_path: Path, *, seconds: float, progress: Callable[[str], None] = print) -> list[str]:
     """Record into the folder `out` and pack it; returns what does not hold, one line each.
 
     No point is begun after `seconds` seconds. $ROUTEBLOCK_EXTENSION names the extension; default: an installed vllm.
@@ -136,7 +136,7 @@ def write(
         with atomic_file(out / BATCHES) as tmp:
             raw.write(tmp, measured.batches)
         write_json(out / RUN, run)
-        FOLDER.seal(out, protocol_path, protocol.digest(), code)
+        FOLDER.seal(out, protocol_path, protocol.digest(), MODULES)
     return problems(read(out), protocol)
 
 

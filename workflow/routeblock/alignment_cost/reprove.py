@@ -68,7 +68,7 @@ def disagreements(found: record.Recorded, protocol: Protocol) -> list[Finding]:
     return wrong
 
 
-def write(out: Path, source: Path, protocol_path: Path, *, code: str) -> list[Finding]:
+def write(out: Path, source: Path, protocol_path: Path) -> list[Finding]:
     """Copy the record in `source` to `out`, sealed by `recorded_alignment.manifest.json`.
 
     Returns what `unsealed`, `deviations` and `disagreements` find; then nothing is written.
@@ -77,5 +77,5 @@ def write(out: Path, source: Path, protocol_path: Path, *, code: str) -> list[Fi
     wrong = unsealed(source) or deviations(found, protocol_path) + disagreements(found, protocol)
     if wrong:
         return wrong
-    record.FOLDER.copy(source, out, protocol_path, code)
+    record.FOLDER.copy(source, out, protocol_path, [__name__])
     return []

@@ -149,7 +149,7 @@ def _target(point: Point, mode: Mode, series: str, protocol: Protocol) -> float 
     return None
 
 
-def write(out: Path, folder: Path, protocol_path: Path, *, code: str) -> list[str]:
+def write(out: Path, folder: Path, protocol_path: Path) -> list[str]:
     """Write `statistics.json` and its manifest to `out`, from the record in `folder`.
 
     Returns what the record lacks or does not show, one line each.
@@ -161,7 +161,7 @@ def write(out: Path, folder: Path, protocol_path: Path, *, code: str) -> list[st
         protocol.digest(),
         rule="alignment_statistics",
         inputs=[protocol_path, *(folder / name for name in record.FILES)],
-        code=code,
+        modules=[__name__],
     )
     return record.problems(found, protocol)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from routeblock.alignment_cost import mutate, record, statistics
 from routeblock.alignment_cost.protocol import Arm
 from routeblock.alignment_cost.record import Recorded
 from routeblock.alignment_cost.statistics import Comparison
+from routeblock.declared import by_name, find
 from routeblock.errors import InputError
 from routeblock.evidence.validation import must_agree
-from routeblock.tables import Column, numbers
+from routeblock.tables import Column, Row, Share, Table, numbers
 
-Row = dict[str, Any]
 _GROUP = ("campaign", "experts", "top_k", "mode")
 _EXACT = ("random", "edges", "larger", "refused", "repeated")
 _SHAPE = ("campaign", "role", "experts", "top_k", "tokens", "block_size", "mode")
@@ -37,7 +37,13 @@ def _ratio(change: float | None) -> float | None:
 
 
 def cost(given: Evidence) -> list[Row]:
-    """Each point and clock once: times, ratio, verdict, the A/A floor, torch.sort beside, growth over the least M."""
+    """What does canonical alignment cost?
+
+    Canonical alignment against native at every operating point and clock: times, ``ratio`` with interval, verdict,
+    A/A floor, growth over the smallest M, ``torch.sort`` beside. *non-inferior*: the whole interval lies below 1
+    plus the margin; *inferior*: above; *undecided*: neither. Clock ``host`` has no verdict. **Recorded** on an
+    H200.
+    """
     sorts = {_at(c): c for c in given.comparisons if c.arm == Arm.SORT}
     least: dict[tuple[Any, ...], Comparison] = {}
     rows = []
@@ -64,7 +70,12 @@ def _growth(now: float | None, first: float | None) -> float | None:
 
 
 def checks(given: Evidence) -> list[Row]:
-    """Bits, refusals, repeated calls, the sanitizer, plans at the timed points, batches, and the rival mode."""
+    """Is canonical alignment exact, and what was checked beside its times?
+
+    What was checked before and beside timing: bits against the CPU reference, refusals, repeated calls, sanitizer
+    tools, batches, and whether the build has the rival full-K mode. **Recorded** on an H200; routings and plans are
+    computed again here.
+    """
     exact, run = given.found.exactness, given.found.run
     if lacks := [name for name in _EXACT if name not in exact]:
         raise InputError(
@@ -110,7 +121,12 @@ def _read_from(rival: Row) -> str:
 
 
 def mutations(given: Evidence) -> list[Row]:
-    """Each edited copy: what was changed, by what it has to be refused, for which reasons, and for which it was."""
+    """Is an edited record of the cost refused, for the declared reason?
+
+    Edits of the cost's record, declared beforehand with the reasons for which each is to be refused, tried on
+    copies of the **recorded** evidence: which check refused each, for which reasons, and whether the unchanged copy
+    was accepted. Digests are left aside, since a forger writes them anew.
+    """
     return [
         {"edit": e["name"], "change": e["change"], "by": e["by"], "findings": e["findings"]}
         | {"declared": ", ".join(e["reasons"]), "found": e["note"] or ", ".join(e["found"])}
@@ -123,9 +139,9 @@ def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
     return {"check": check, "cases": cases, "outcome": outcome, "detail": detail}
 
 
-Maker = Callable[[Evidence], list[Row]]
-TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
-    "alignment_cost": (
+TABLES = by_name(
+    Table(
+        "alignment_cost",
         cost,
         (
             Column("campaign"),
@@ -153,8 +169,10 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "that of the smallest M. graph: replay of one graph. stream: one by one into a full queue, the device's clock. "
         "host: the same calls on the host's clock, no verdict: here canonical calls cost more, because they are "
         "enqueued from Python.",
+        share=Share((("role", "bound"), ("mode", "graph")), 32),
     ),
-    "alignment_checks": (
+    Table(
+        "alignment_checks",
         checks,
         (Column("check"), Column("cases", "count"), Column("outcome"), Column("detail")),
         "Canonical alignment: what was checked on the GPU",
@@ -162,7 +180,8 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "not fill the queue in time; timed again. Sanitizer tools ran over all variants at hostile sizes. full_k: the "
         "batch-invariant mode of the packed GEMM, the rival cure.",
     ),
-    "alignment_mutations": (
+    Table(
+        "alignment_mutations",
         mutations,
         (
             *(Column(name) for name in ("edit", "change", "by", "declared", "found")),
@@ -175,18 +194,18 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "`validate-alignment` both; reprove computes plans and variants again; validate computes the statistics again. "
         "as_declared: refused by that one alone, for exactly the declared reasons; the unchanged copy for none.",
     ),
-}
+)
 
 
 def write(
-    name: str, out: Path, statistics_file: Path, folder: Path, mutations_file: Path, validation: Path, *, code: str
+    name: str, out: Path, statistics_file: Path, folder: Path, mutations_file: Path, validation: Path
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
-    maker, columns, title, notes = tables.find(name, TABLES)
+    table = find(name, TABLES, "table")
     must_agree(validation)
-    rows = maker(Evidence(statistics.read(statistics_file), record.read(folder), mutate.read(mutations_file)))
+    rows = table.rows(Evidence(statistics.read(statistics_file), record.read(folder), mutate.read(mutations_file)))
     inputs = [statistics_file, mutations_file, validation, *(folder / f for f in record.FILES)]
-    return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)
+    return tables.write_sealed(out, table, rows, inputs=inputs)

@@ -240,7 +240,7 @@ def disagreements(statistics: Path, folder: Path, protocol: Path) -> tuple[int, 
     return len(ours), wrong
 
 
-def write(out: Path, statistics: Path, folder: Path, protocol: Path, *, code: str) -> tuple[int, list[Finding]]:
+def write(out: Path, statistics: Path, folder: Path, protocol: Path) -> tuple[int, list[Finding]]:
     """Write `validation.json` and its manifest to `out`; returns what `disagreements` does."""
     number, wrong = disagreements(statistics, folder, protocol)
     told = [{"where": f.where, "reason": str(f.reason), "detail": f.detail} for f in wrong]
@@ -253,6 +253,6 @@ def write(out: Path, statistics: Path, folder: Path, protocol: Path, *, code: st
         outputs=[path],
         inputs=[statistics, protocol, *(folder / name for name in (_BATCHES, *_DOCUMENTS))],
         parameters={},
-        code=code,
+        modules=[__name__],
     )
     return number, wrong

@@ -108,13 +108,13 @@ def deliver(
     exit_zero: bool,
     inputs: Sequence[Path],
     parameters: Mapping[str, Any],
-    code: str,
+    modules: Sequence[str],
 ) -> int:
     """Print the answer, write what is asked for, return the exit code.
 
     json_to: `-` prints the JSON in place of the text, a path gets it as a file. out: the file of the JSON, sealed by a
-    manifest beside it that names `inputs`, `parameters` and the `code` digest. strict: a fact that is assumed raises
-    InputError and nothing is written. exit_zero: 0 whatever the verdict, for rules.
+    manifest beside it that names `inputs`, `parameters` and the `modules` whose code made it. strict: a fact that is
+    assumed raises InputError and nothing is written. exit_zero: 0 whatever the verdict, for rules.
     """
     if strict:
         refuse_guesses(answer)
@@ -122,7 +122,12 @@ def deliver(
     if out is not None:
         write_json(out, document)
         seal(
-            out.with_suffix(SUFFIX), rule=answer.command, outputs=[out], inputs=inputs, parameters=parameters, code=code
+            out.with_suffix(SUFFIX),
+            rule=answer.command,
+            outputs=[out],
+            inputs=inputs,
+            parameters=parameters,
+            modules=modules,
         )
     if json_to == STANDARD_OUTPUT:
         print(json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False))

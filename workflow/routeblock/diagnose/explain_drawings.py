@@ -43,11 +43,15 @@ def write_svg(document: Mapping[str, Any], path: Path) -> None:
         draw(document).savefig(tmp, format="svg", metadata={"Date": None, "Creator": None, "Title": TITLE})
 
 
-def write_sealed(source: Path, out: Path, *, code: str) -> None:
+def write_sealed(source: Path, out: Path) -> None:
     """Write explain.svg, explain.png and explain.dot of an answer's file to `out`, sealed."""
     document = load_answer(source)["detail"]
     _check(document, str(source))
-    figure_style.write("explain", TITLE, lambda: draw(document), out, inputs=[source], code=code)
+    with figure_style.look():
+        files = figure_style.save(draw(document), out, "explain", title=TITLE)
     path = out / "explain.dot"
     write_dot(document, path)
-    seal(out / f"explain_dot{SUFFIX}", rule="figure_explain", outputs=[path], inputs=[source], parameters={}, code=code)
+    seal(
+        out / f"explain{SUFFIX}", rule="figure_explain", outputs=[*files, path], inputs=[source], parameters={},
+        modules=[__name__],
+    )  # fmt: skip

@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from routeblock import tables
+from routeblock.declared import by_name
 from routeblock.diagnose.answer import load_answer
 from routeblock.errors import InputError
-from routeblock.tables import Column
+from routeblock.tables import Column, Table, write_sealed
 
 Row = dict[str, Any]
 Answers = Sequence[tuple[str, dict[str, Any]]]  # where, and the document
 
 
 def _explain(answers: Answers) -> list[Row]:
+    """Where does a difference arise, and at which addition?"""
     rows = []
     for source, answer in answers:
         detail = answer["detail"]
@@ -49,6 +49,7 @@ def _link(link: dict[str, Any]) -> Row:
 
 
 def _witness(answers: Answers) -> list[Row]:
+    """What is the smallest change of a plan that changes bits?"""
     rows = []
     for source, answer in answers:
         detail = answer["detail"]
@@ -68,6 +69,7 @@ def _witness(answers: Answers) -> list[Row]:
 
 
 def _identify(answers: Answers) -> list[Row]:
+    """Which launches and plans reproduce an output?"""
     rows = []
     for source, answer in answers:
         detail = answer["detail"]
@@ -80,14 +82,6 @@ def _identify(answers: Answers) -> list[Row]:
     return rows
 
 
-@dataclass(frozen=True)
-class _Table:
-    title: str
-    columns: tuple[Column, ...]
-    rows: Callable[[Answers], list[Row]]
-    notes: str
-
-
 def _columns(text: str) -> tuple[Column, ...]:
     """`name` is text, `name#` a count, `name?` a flag."""
     kinds = {"#": "count", "?": "flag"}
@@ -97,55 +91,54 @@ def _columns(text: str) -> tuple[Column, ...]:
     )
 
 
-TABLES = {
-    "explain": _Table(
-        "From an element back to the addition that rounds differently",
+TABLES = by_name(
+    Table(
+        "explain",
+        _explain,
         _columns(
             "source verdict status first second link# surface row# column# first_bits second_bits cause expert#"
             " first_block# second_block# first_tile# second_tile# first_slices# second_slices# parts_at_k#"
             " rounds_differently_at_k# smallest_set# proven"
         ),
-        _explain,
+        "From an element back to the addition that rounds differently",
         "One row a link of the chain. smallest_set: roundings that, carried exactly, make the bits equal (recomputed).",
     ),
-    "witness": _Table(
-        "The smallest change of a plan that changes bits",
+    Table(
+        "witness",
+        _witness,
         _columns(
             "source verdict status run surface element exchanges# exchanges_that_change_a_class#"
             " exchanges_that_change_it# classes_visited# combinations_visited# witness w13_elements_changed#"
             " activation_elements_changed# w2_elements_changed# final_elements_changed# minimality"
         ),
-        _witness,
+        "The smallest change of a plan that changes bits",
         "A witness is recomputed over the whole layer; without one, every class of every route was visited.",
     ),
-    "identify": _Table(
-        "Which launches reproduce an output",
+    Table(
+        "identify",
+        _identify,
         _columns(
             "source surface reproduces? candidates# plan thread_k# thread_n# grid# reduction architecture full_k? row#"
             " column# given computed"
         ),
-        _identify,
+        "Which launches reproduce an output",
         "row, column: the first element, in this order, at which candidates compute other bits than were given; the"
         " launch is the first of so many candidates that it contradicts in the same way.",
     ),
-}
+)
 
 
-def write(name: str, sources: Sequence[Path], out: Path, *, code: str) -> None:
-    """Write the table of the answers of one command, sealed. Raises InputError for another name or command."""
-    table = tables.find(name, TABLES)
+def write(table: Table[Answers], sources: Sequence[Path], out: Path) -> None:
+    """Write the table of the answers of one command, sealed. Raises InputError for the answer of another."""
     answers = []
     for path in sources:
         document = load_answer(path)
-        if document["command"] != name:
+        if document["command"] != table.name:
             raise InputError(
                 f"an answer of {document['command']}",
                 where=str(path),
-                limit=f"answers of {name}",
+                limit=f"answers of {table.name}",
                 way_out="name the table of that command",
             )
         answers.append(("/".join(path.parent.parts[-4:]), document))
-    tables.write_sealed(
-        out, name, table.columns, table.rows(answers), title=table.title, notes=table.notes, inputs=list(sources),
-        code=code,
-    )  # fmt: skip
+    write_sealed(out, table, table.rows(answers), inputs=list(sources))

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from routeblock.diagnose.layer import GEMMS, Layer
 from routeblock.moe.automatic_launch import FoundLaunch, automatic_launch, derived_launch
@@ -15,7 +15,7 @@ from routeblock.moe.launches import PUBLISHED_LAYER, SELECTED
 from routeblock.moe.marlin_launch import Gemm, Weights
 from routeblock.moe.partition import BLOCK_SIZES
 from routeblock.moe.sources import Source
-from routeblock.tables import Column, write_sealed
+from routeblock.tables import Column, Row, Table, write_sealed
 
 # The study's vLLM commit is no release; it lies beside this one, and the registers of sm_80 are the same around it.
 STUDY_RELEASE = "0.22.0"
@@ -31,8 +31,23 @@ DEVICE_COLUMNS = (
 )  # fmt: skip
 
 
-def rule_rows() -> Iterator[dict[str, Any]]:
-    """The rule beside every launch that was recorded or published."""
+@dataclass(frozen=True)
+class Asked:
+    """The layer and release that the launches are of."""
+
+    layer: Layer
+    version: str
+
+
+def rule_rows(_: Asked) -> list[Row]:
+    """Does the selection's rule give every launch that was read off?
+
+    Each launch that was recorded or published, with what the rule gives there.
+    """
+    return list(_rule_rows())
+
+
+def _rule_rows() -> Iterator[Row]:
     for entry in SELECTED:
         if entry.status is Source.ASSUMED:
             continue
@@ -48,8 +63,15 @@ def rule_rows() -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def device_rows(layer: Layer, version: str) -> Iterator[dict[str, Any]]:
-    """Each GPU with its launches at every block size, for batches that fill it."""
+def device_rows(asked: Asked) -> list[Row]:
+    """Which launches does each GPU take?
+
+    At every block size, for batches that fill it; each with where it comes from.
+    """
+    return list(_device_rows(asked.layer, asked.version))
+
+
+def _device_rows(layer: Layer, version: str) -> Iterator[Row]:
     for device in DEVICES.values():
         kernel = str(kernel_for(device, version, False, awq=layer.awq).kernel)
         for block in BLOCK_SIZES:
@@ -67,27 +89,31 @@ def device_rows(layer: Layer, version: str) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
-def write(layer: Layer, version: str, out: Path, *, code: str, rule_code: str) -> bool:
-    """Write both tables to `out`, sealed; returns whether the rule gives every launch that was read off.
+RULE = Table(
+    "launch_rule",
+    rule_rows,
+    RULE_COLUMNS,
+    "The selection's rule against every launch that was read off",
+    "`routes`: the fewest that the launch was seen with. `derived` on capability 9.0 takes registers as ptxas 13.0.88"
+    " allots them.",
+)
+LAUNCHES = Table(
+    "launches",
+    device_rows,
+    DEVICE_COLUMNS,
+    "Launches on each GPU",
+    "Marlin's launches, thread_k, thread_n, grid, for batches that fill the GPU. Where `kernel` is another, they are"
+    " what Marlin would take.",
+)
 
-    code, rule_code: the digests of the code of the tables `launches` and `launch_rule`.
-    """
-    rows = list(rule_rows())
-    write_sealed(
-        out, "launch_rule", RULE_COLUMNS, rows,
-        title="The selection's rule against every launch that was read off",
-        notes="`routes`: the fewest that the launch was seen with. `derived` on capability 9.0 takes registers as ptxas"
-        " 13.0.88 allots them.",
-        inputs=[], code=rule_code,
-    )  # fmt: skip
-    write_sealed(
-        out, "launches", DEVICE_COLUMNS, device_rows(layer, version),
-        title=f"Launches of vLLM {version} on each GPU",
-        notes=f"Marlin's launches for {layer.document()}, thread_k, thread_n, grid, for batches that fill the GPU."
-        " Where `kernel` is another, they are what Marlin would take.",
-        inputs=[], code=code,
-    )  # fmt: skip
-    return all(row["equal"] for row in rows)
+
+def write(asked: Asked, out: Path) -> bool:
+    """Write both tables to `out`, sealed; returns whether the rule gives every launch that was read off."""
+    found = rule_rows(asked)
+    write_sealed(out, RULE, found, inputs=[])
+    note = f" vLLM {asked.version}, layer {asked.layer.document()}."
+    write_sealed(out, LAUNCHES, device_rows(asked), inputs=[], note=note)
+    return all(row["equal"] for row in found)
 
 
 def _text(launch: tuple[int, int, int] | None) -> str:

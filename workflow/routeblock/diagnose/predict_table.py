@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from routeblock.diagnose.answer import load_answer
-from routeblock.tables import Column, write_sealed
+from routeblock.tables import Column, Row, Table, write_sealed
 
-NAME = "predictions"
 COLUMNS = (
     Column("question"), Column("verdict"), Column("kernel"), Column("block_size", "count"), Column("launch_w13"),
     Column("launch_w2"), Column("launch_status"), Column("routings", "count"), Column("can_differ", "count"),
@@ -44,13 +43,24 @@ def row(question: str, document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write(answers: Sequence[Path], out: Path, *, code: str) -> None:
-    """Write the table `predictions`, a row an answer, named after its file. InputError for a file that is no answer."""
-    rows = [row(path.stem, load_answer(path)) for path in answers]
-    write_sealed(
-        out, NAME, COLUMNS, rows, title="What can change, by GPU",
-        notes="`routes_w13`, `routes_w2`: routes that a legal reorder could move between blocks that are cut"
-        " differently, in W13 and in either GEMM. `batch_classes`: the ways in which a token is computed over batch"
-        " sizes.",
-        inputs=answers, code=code,
-    )  # fmt: skip
+def rows(answers: Sequence[Path]) -> list[Row]:
+    """What can change, by GPU?
+
+    One answer of `predict` a row, named after its file. Raises InputError for a file that is no answer.
+    """
+    return [row(path.stem, load_answer(path)) for path in answers]
+
+
+TABLE = Table(
+    "predictions",
+    rows,
+    COLUMNS,
+    "What can change, by GPU",
+    "`routes_w13`, `routes_w2`: routes that a legal reorder could move between blocks that are cut differently, in W13"
+    " and in either GEMM. `batch_classes`: the ways in which a token is computed over batch sizes.",
+)
+
+
+def write(answers: Sequence[Path], out: Path) -> None:
+    """Write the table `predictions`, sealed."""
+    write_sealed(out, TABLE, rows(answers), inputs=answers)

@@ -200,7 +200,7 @@ def _computed(rows: Sequence[dict[str, Any]], can: NDArray[np.bool_]) -> dict[st
     return found
 
 
-def write(document: dict[str, Any], out: Path, inputs: Sequence[Path], *, code: str) -> None:
+def write(document: dict[str, Any], out: Path, inputs: Sequence[Path]) -> None:
     """Write a point, sealed."""
     from routeblock.evidence.files import write_json
     from routeblock.evidence.manifest import SUFFIX, seal
@@ -209,5 +209,5 @@ def write(document: dict[str, Any], out: Path, inputs: Sequence[Path], *, code: 
     names = ("gpu", "vllm", "population", "tokens", "seed")
     seal(
         out.with_suffix(SUFFIX), rule="survey_point", outputs=[out], inputs=inputs,
-        parameters={name: document[name] for name in names}, code=code,
+        parameters={name: document[name] for name in names}, modules=[__name__, "routeblock.diagnose.twin_sample"],
     )  # fmt: skip

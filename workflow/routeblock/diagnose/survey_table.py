@@ -10,7 +10,7 @@ from typing import Any
 from routeblock.diagnose.survey import FORMAT
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.figure_style import read_document
-from routeblock.tables import Column, numbers, write_sealed
+from routeblock.tables import Column, Table, numbers, write_sealed
 
 NAME = "survey"
 _SHARES = ("can_share", "can_low", "can_high", "do_share", "do_low", "do_high")
@@ -57,22 +57,28 @@ def row(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def gather(points: Iterable[Path]) -> list[dict[str, Any]]:
-    """The rows of points, by population, GPU and tokens. InputError for a file that is no point."""
+    """How often can bits change, and how often do they?
+
+    The rows of points, by population, GPU and tokens. InputError for a file that is no point.
+    """
     rows = [row(read_document(path, FORMAT, KEYS)) for path in points]
     return sorted(rows, key=lambda r: (r["population"], r["gpu"], r["vllm"], r["tokens"]))
 
 
-def write(points: Sequence[Path], out: Path, *, code: str, figure_code: str) -> list[dict[str, Any]]:
+TABLE = Table(NAME, gather, COLUMNS, TITLE, NOTES)
+
+
+def write(points: Sequence[Path], out: Path) -> list[dict[str, Any]]:
     """Write the table and the figure `survey` to `out`, each sealed; returns the rows."""
     from routeblock import figure_style
-    from routeblock.diagnose.survey_figure import survey
+    from routeblock.diagnose import survey_figure
 
     rows = gather(points)
-    write_sealed(out, NAME, COLUMNS, rows, title=TITLE, notes=NOTES, inputs=points, code=code)
+    write_sealed(out, TABLE, rows, inputs=points)
     with figure_style.look():
-        files = figure_style.save(survey(rows), out, NAME, title=TITLE)
+        files = figure_style.save(survey_figure.survey(rows), out, NAME, title=TITLE)
     seal(
         out / f"figure_{NAME}{SUFFIX}", rule=f"figure_{NAME}", outputs=files, inputs=[out / f"{NAME}.parquet"],
-        parameters={}, code=figure_code,
+        parameters={}, modules=[survey_figure.__name__],
     )  # fmt: skip
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ class GpuRecord:
     files: tuple[str, ...]
     archive: str
 
-    def seal(self, folder: Path, protocol: Path, protocol_sha256: str, code: str) -> None:
+    def seal(self, folder: Path, protocol: Path, protocol_sha256: str, modules: Sequence[str]) -> None:
         """Seal what is there of the files, and pack it with its manifest."""
         written = [folder / name for name in self.files if (folder / name).is_file()]
         manifest = folder / f"record_{self.study}.manifest.json"
@@ -34,7 +34,7 @@ class GpuRecord:
             outputs=written,
             inputs=[protocol],
             parameters={"protocol_sha256": protocol_sha256},
-            code=code,
+            modules=modules,
         )
         archives.pack(folder / self.archive, {p.name: p for p in [*written, manifest]})
 
@@ -42,7 +42,7 @@ class GpuRecord:
         """The files that are not what the recording machine listed; raises InputError as `archives.listed`."""
         return archives.changed((source / name for name in self.files), source / archives.CONTENTS)
 
-    def copy(self, source: Path, out: Path, protocol: Path, code: str) -> None:
+    def copy(self, source: Path, out: Path, protocol: Path, modules: Sequence[str]) -> None:
         """Copy the files, sealed as what was proved again."""
         for name in self.files:
             with atomic_file(out / name) as tmp:
@@ -53,7 +53,7 @@ class GpuRecord:
             outputs=[out / name for name in self.files],
             inputs=[protocol, source / archives.CONTENTS, *(source / name for name in self.files)],
             parameters={},
-            code=code,
+            modules=modules,
         )
 
 

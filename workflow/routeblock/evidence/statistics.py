@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,13 @@ Comparison = TypeVar("Comparison")
 
 
 def write(
-    out: Path, comparisons: Iterable[Any], protocol_sha256: str, *, rule: str, inputs: Iterable[Path], code: str
+    out: Path,
+    comparisons: Iterable[Any],
+    protocol_sha256: str,
+    *,
+    rule: str,
+    inputs: Iterable[Path],
+    modules: Sequence[str],
 ) -> None:
     """Write `statistics.json` with `comparisons`, dataclasses, and its manifest to `out`."""
     path = out / "statistics.json"
@@ -28,7 +34,7 @@ def write(
         outputs=[path],
         inputs=inputs,
         parameters={"protocol_sha256": protocol_sha256},
-        code=code,
+        modules=modules,
     )
 
 

@@ -35,9 +35,7 @@ def _backend(device: str, cubin: Path | None, threads: int, plan: protocol.Proto
     return gpu, gpu.l2_bytes
 
 
-def run(
-    rule: str, out: Path, device: str, protocol_file: Path, *, cubin: Path | None, threads: int, code: str
-) -> record.Recorded:
+def run(rule: str, out: Path, device: str, protocol_file: Path, *, cubin: Path | None, threads: int) -> record.Recorded:
     """Run `rule` (sweep, confirmation, beyond) on `device` and write its folder. Raises InputError on bad input."""
     plan = protocol.load(protocol_file)
     backend, l2_bytes = _backend(device, cubin, threads, plan)
@@ -45,7 +43,7 @@ def run(
     if rule == "beyond" and l2_bytes is None:
         raise InputError("lane cpu", where=rule, limit="it needs a GPU", way_out="name gpu0")
     stages = conform.stages(rule, plan, l2_bytes)
-    return record.write(out, backend, stages, plan, rule=rule, inputs=inputs, code=code, progress=_tell)
+    return record.write(out, backend, stages, plan, rule=rule, inputs=inputs, modules=[__name__], progress=_tell)
 
 
 def _tell(line: str) -> None:

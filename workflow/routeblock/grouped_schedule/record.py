@@ -11,7 +11,7 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,13 +72,13 @@ def write(
     *,
     rule: str,
     inputs: Iterable[Path],
-    code: str,
+    modules: Sequence[str],
     progress: Callable[[str], None] = lambda _: None,
 ) -> Recorded:
     """Run `stages` on `backend` and write the folder, sealed by `{rule}.manifest.json`.
 
-    `inputs` are the files that were read (protocol, cubin); `code` is the digest for the manifest; `progress` is told
-    of every stage that is done. Rejected batches are kept. The counts are not asserted here: `missing_counts` does that
+    `inputs` are the files that were read (protocol, cubin); `modules` go into the seal; `progress` gets a line for
+    every stage that is done. Rejected batches are kept. The counts are not asserted here: `missing_counts` does that
     on what was written.
     """
     batches: list[raw.Batch] = []
@@ -112,7 +112,7 @@ def write(
         outputs=[folder / name for name in FILES],
         inputs=inputs,
         parameters={"lane": backend.lane, "device": backend.device, "protocol_sha256": protocol.digest()},
-        code=code,
+        modules=modules,
     )
     return Recorded(folder, batches, comparisons, fixtures, run)
 

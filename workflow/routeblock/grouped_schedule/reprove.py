@@ -78,7 +78,6 @@ def write(
     contents: Path,
     threads: int,
     inputs: Sequence[Path],
-    code: str,
 ) -> list[str]:
     """Write the record of `source` to `out` as lane `lane`, sealed by `recorded.manifest.json`.
 
@@ -103,6 +102,6 @@ def write(
         outputs=[out / name for name in record.FILES],
         inputs=[contents, *inputs, *(source / name for name in record.FILES)],
         parameters={"lane": lane},
-        code=code,
+        modules=[__name__],
     )
     return []

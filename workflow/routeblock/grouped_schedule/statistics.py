@@ -158,7 +158,7 @@ def _beside(c: Comparison, floor: Comparison) -> Comparison:
 
 
 def write(
-    out: Path, folders: Sequence[Path], protocol: Protocol, *, minimum_effect: float, inputs: Sequence[Path], code: str
+    out: Path, folders: Sequence[Path], protocol: Protocol, *, minimum_effect: float, inputs: Sequence[Path]
 ) -> list[str]:
     """Write `statistics.json`, `ratios.parquet` and their manifest to `out`, from the records in `folders`.
 
@@ -189,7 +189,7 @@ def write(
         outputs=[path, ratios],
         inputs=[*inputs, *(folder / name for folder in folders for name in record.FILES)],
         parameters={"minimum_effect": minimum_effect, "protocol_sha256": protocol.digest()},
-        code=code,
+        modules=[__name__],
     )
     return wrong
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -13,6 +13,7 @@ from typing import Any
 
 from routeblock import tables
 from routeblock.cuda.telemetry import named_events
+from routeblock.declared import by_name, find
 from routeblock.evidence.validation import must_agree
 from routeblock.grouped_schedule import record, statistics
 from routeblock.grouped_schedule.arms import Scope
@@ -20,9 +21,7 @@ from routeblock.grouped_schedule.batches import Batch
 from routeblock.grouped_schedule.campaigns import Campaign
 from routeblock.grouped_schedule.record import Recorded
 from routeblock.grouped_schedule.statistics import Comparison
-from routeblock.tables import Column
-
-Row = dict[str, Any]
+from routeblock.tables import Column, Row, Share, Table
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,12 @@ def _of(comparisons: Iterable[Comparison], *campaigns: Campaign) -> list[Compari
 
 
 def confirmation(given: Evidence) -> list[Row]:
-    """The fixed candidate against the control, both scopes, with both V100s beside the inclusive one."""
+    """Does the schedule fixed in advance pay, once grouping is charged?
+
+    The schedule fixed in advance against the control, in both scopes: times, change with interval, verdict, the A/A
+    floor and the published values (``v100_*``). *faster*, *slower*: the whole interval lies beyond the minimum
+    effect; *undecided*: it does not. **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    """
     told = {(p["gpu"], p["slots"], p["pool"]): p for p in given.published["confirmation"]}
     rows = []
     for c in _of(given.comparisons, Campaign.CONFIRMATION):
@@ -92,7 +96,12 @@ def confirmation(given: Evidence) -> list[Row]:
 
 
 def discovery(given: Evidence) -> list[Row]:
-    """Every schedule at every shape, both scopes; band32 inclusive beside what was published."""
+    """Which schedule pays at which shape?
+
+    Every schedule at every shape in both scopes: times, change with interval, verdict and A/A floor; published
+    changes of ``band32`` beside (``v100_*``). Verdicts as in table ``confirmation``; ``n`` below the protocol's
+    repetitions gives no estimate. **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    """
     told = {(p["family"], p["slots"], p["pool"]): p["change"] for p in given.published["discovery_band32_inclusive"]}
     rows = []
     for c in _of(given.comparisons, Campaign.SWEEP):
@@ -104,13 +113,22 @@ def discovery(given: Evidence) -> list[Row]:
 
 
 def beyond(given: Evidence) -> list[Row]:
-    """What the source did not publish: serial prototype, L2 ratio, cold L2, warps in a block, single launches, A/A."""
+    """What about a cold L2, other warps, single launches and the A/A floors?
+
+    What the source did not publish: the serial prototype, shapes that keep a V100's ratio of weights to L2, a cold
+    L2, other numbers of warps, single launches, and the A/A floors themselves. Verdicts as in table
+    ``confirmation``. **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    """
     published = (Campaign.SWEEP, Campaign.CONFIRMATION)
     return [_estimate(c) for c in given.comparisons if c.campaign not in published]
 
 
 def cardinalities(given: Evidence) -> list[Row]:
-    """Each fixture once: a pool bound is not a number of distinct experts."""
+    """How many distinct experts, jobs and bytes does each fixture have?
+
+    Each fixture of study B once: slots, active jobs, sentinels, distinct experts, weight bytes, and the digests of
+    its parts. A pool bound is not a number of distinct experts. **Computed** from the seeds of the protocol.
+    """
     seen: dict[str, Row] = {}
     for fixture in (f for r in given.records for f in r.fixtures):
         row = {k: v for k, v in fixture.items() if k not in ("ids", "sha256")}
@@ -120,7 +138,11 @@ def cardinalities(given: Evidence) -> list[Row]:
 
 
 def positions(given: Evidence) -> list[Row]:
-    """How often each series ran at each position and in each direction; every accepted batch counts once."""
+    """How often did each series run at each position?
+
+    How often each series ran at each position of a repetition and in each direction, over accepted batches.
+    Rotation and reversal are not fully balanced. **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    """
     counts: dict[tuple[str, ...], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for b in given.batches:
         if b.accepted and b.campaign in (Campaign.SWEEP, Campaign.CONFIRMATION):
@@ -132,7 +154,12 @@ def positions(given: Evidence) -> list[Row]:
 
 
 def counts(given: Evidence) -> list[Row]:
-    """Comparisons and batches of each device and campaign; totals of a lane only where several devices ran."""
+    """How many outputs were compared and how many batches timed?
+
+    Outputs held bit for bit against the control's (``equal``, ``different``) and batches timed (``accepted``,
+    ``rejected``), by device and campaign; totals only where several devices ran, published ones beside.
+    **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    """
     found: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for b in given.batches:
         found[b.lane, b.device, b.campaign]["accepted" if b.accepted else "rejected"] += 1
@@ -156,7 +183,12 @@ def counts(given: Evidence) -> list[Row]:
 
 
 def rejections(given: Evidence) -> list[Row]:
-    """Where batches were rejected, and why: reasons, clock events by name, clocks beside those of accepted ones."""
+    """Which batches were rejected, and why?
+
+    Where batches were rejected and why: the reason, clock events by name, clocks beside those of accepted batches.
+    Only rules of the committed protocol reject; rejected batches stay in the raw data. **Observed** on lane
+    ``cpu``, **recorded** on ``recorded-h200``.
+    """
     names = ("lane", "device", "campaign", "family", "slots", "pool", "cols", "mode")
     groups: dict[tuple[Any, ...], list[Batch]] = defaultdict(list)
     for b in given.batches:
@@ -178,7 +210,11 @@ def rejections(given: Evidence) -> list[Row]:
 
 
 def devices(given: Evidence) -> list[Row]:
-    """What each record was measured on, how long it took, and the memory it needed."""
+    """What was measured on which device, for how long, in how much memory?
+
+    What each record of study B was measured on, how long it took and what memory it needed. Empty: not recorded, or
+    a CPU. **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    """
     rows = []
     for r in given.records:
         told, used = r.run["device"], r.run.get("telemetry", {})
@@ -194,7 +230,11 @@ def devices(given: Evidence) -> list[Row]:
 
 
 def sanitizer(given: Evidence) -> list[Row]:
-    """What compute-sanitizer said of each binary, tool by tool."""
+    """What did compute-sanitizer find?
+
+    What compute-sanitizer said of each binary of study B over hostile jobs. *clean*: the tool ran and reported
+    nothing. *refused*: the machine does not let the tool run, which proves nothing. **Recorded** on the GPUs named.
+    """
     return [
         {"device": told["device"], "cubin_sha256": told["cubin_sha256"]}
         | {name: report[name] for name in ("tool", "outcome", "exit_code")}
@@ -234,22 +274,25 @@ _INCUMBENT_NOTE = (
 )
 _CPU_NOTE = " Lane cpu: real times of this CPU; they say nothing of a GPU."
 
-Maker = Callable[[Evidence], list[Row]]
-
-TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
-    "confirmation": (
+TABLES = by_name(
+    Table(
+        "confirmation",
         confirmation,
         (*_WHERE, *_SHAPE, *_SCHEDULE, *_ESTIMATE, *_published((*_TIMES, *_CHANGES))),
         "Confirmation: the schedule fixed in advance against the control",
         _SCOPES_NOTE + _FLOOR_NOTE + _CPU_NOTE,
+        share=Share((("scope", "inclusive"),), 12),
     ),
-    "discovery": (
+    Table(
+        "discovery",
         discovery,
         (*_WHERE, *_SHAPE, *_SCHEDULE, *_ESTIMATE, *_published(("change",))),
         "Discovery: every schedule at every shape",
         _SCOPES_NOTE + _FLOOR_NOTE + _INCUMBENT_NOTE + _CPU_NOTE,
+        share=Share((("schedule", "band32"), ("scope", "inclusive")), 40),
     ),
-    "beyond_study": (
+    Table(
+        "beyond_study",
         beyond,
         (
             *_WHERE,
@@ -266,31 +309,8 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         f"host. Only sweep, prototype and confirmation have a floor: elsewhere its columns are empty. {_FLOOR_NOTE}"
         + _CPU_NOTE,
     ),
-    "cardinalities": (
-        cardinalities,
-        (
-            *_SHAPE,
-            *(Column(n, "count") for n in _FIXTURE_COUNTS),
-            *(Column(f"sha256_{n}") for n in ("ids", "activations", "weights", "check_rows")),
-        ),
-        "Fixtures: recorded cardinalities and digests",
-        "A pool bound is not a number of distinct experts. Sentinels have no work.",
-    ),
-    "positions": (
-        positions,
-        (
-            *_WHERE,
-            Column("campaign"),
-            Column("family"),
-            Column("series"),
-            *(Column(f"position_{p}", "count") for p in range(7)),
-            Column("forward", "count"),
-            Column("reversed", "count"),
-        ),
-        "Positions: accepted batches of each series by position in the repetition",
-        "Rotation and reversal are not fully balanced over positions.",
-    ),
-    "counts": (
+    Table(
+        "counts",
         counts,
         (
             *_WHERE,
@@ -302,7 +322,8 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "equal, different: outputs held bit for bit against the control's, and checked rows against the CPU. accepted, "
         "rejected: batches. Totals stand only where several devices ran; published ones are of two V100s.",
     ),
-    "rejections": (
+    Table(
+        "rejections",
         rejections,
         (
             *_WHERE,
@@ -324,7 +345,34 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "before or after a batch; clocks were read after the batch, medians and lowest. NVML may report no event while "
         "a clock is still low: such a batch is accepted. Rejected batches stay in the raw data.",
     ),
-    "devices": (
+    Table(
+        "positions",
+        positions,
+        (
+            *_WHERE,
+            Column("campaign"),
+            Column("family"),
+            Column("series"),
+            *(Column(f"position_{p}", "count") for p in range(7)),
+            Column("forward", "count"),
+            Column("reversed", "count"),
+        ),
+        "Positions: accepted batches of each series by position in the repetition",
+        "Rotation and reversal are not fully balanced over positions.",
+    ),
+    Table(
+        "cardinalities",
+        cardinalities,
+        (
+            *_SHAPE,
+            *(Column(n, "count") for n in _FIXTURE_COUNTS),
+            *(Column(f"sha256_{n}") for n in ("ids", "activations", "weights", "check_rows")),
+        ),
+        "Fixtures: recorded cardinalities and digests",
+        "A pool bound is not a number of distinct experts. Sentinels have no work.",
+    ),
+    Table(
+        "devices",
         devices,
         (
             *_WHERE,
@@ -347,7 +395,8 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "the process's peak. Device memory: the most in use on the whole device at the end of a stage, CUDA's context "
         "included. Empty: not recorded, or a CPU.",
     ),
-    "sanitizer": (
+    Table(
+        "sanitizer",
         sanitizer,
         (
             Column("device"),
@@ -363,7 +412,7 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "are not the CPU's bits. "
         "refused: the machine does not let the tool run, which proves nothing. No row: no GPU is among the lanes.",
     ),
-}
+)
 
 
 def write(
@@ -375,22 +424,21 @@ def write(
     validation: Path,
     *,
     sanitizers: Sequence[Path] = (),
-    code: str,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
-    maker, columns, title, notes = tables.find(name, TABLES)
+    table = find(name, TABLES, "table")
     must_agree(validation)
     records = [record.read(folder) for folder in folders]
     told = json.loads(published.read_text(encoding="utf-8"))
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sanitizers]
-    rows = maker(Evidence(statistics.read(statistics_file), records, told, reports))
-    if any(key.startswith("v100") for row in rows for key in row):
-        notes += f" v100_*: {told['source']}; *_us in microseconds, the others in percent."
+    rows = table.rows(Evidence(statistics.read(statistics_file), records, told, reports))
+    has_published = any(key.startswith("v100") for row in rows for key in row)
+    note = f" v100_*: {told['source']}; *_us in microseconds, the others in percent." if has_published else ""
     inputs = [
         *(statistics_file, published, validation, *sanitizers),
         *(folder / f for folder in folders for f in record.FILES),
     ]
-    return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)
+    return tables.write_sealed(out, table, rows, inputs=inputs, note=note)

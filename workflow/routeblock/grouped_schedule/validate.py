@@ -274,7 +274,7 @@ def disagreements(statistics: Path, folders: Sequence[Path], protocol: Path) -> 
     return len(ours), wrong
 
 
-def write(out: Path, statistics: Path, folders: Sequence[Path], protocol: Path, *, code: str) -> tuple[int, list[str]]:
+def write(out: Path, statistics: Path, folders: Sequence[Path], protocol: Path) -> tuple[int, list[str]]:
     """Write `validation.json` and its manifest to `out`; returns what `disagreements` does."""
     number, wrong = disagreements(statistics, folders, protocol)
     path = out / "validation.json"
@@ -292,6 +292,6 @@ def write(out: Path, statistics: Path, folders: Sequence[Path], protocol: Path, 
         outputs=[path],
         inputs=inputs,
         parameters={},
-        code=code,
+        modules=[__name__],
     )
     return number, wrong

@@ -20,7 +20,8 @@ from routeblock.errors import InputError
 from routeblock.moe.devices import Device
 from routeblock.moe.sources import Source
 
-REGISTERS = Path(__file__).with_name("marlin_registers.json")
+SOURCES = ("marlin_registers.json",)
+REGISTERS = Path(__file__).with_name(SOURCES[0])
 GROUPS = (-1, 32, 64, 128)
 # (thread_k, thread_n) in the order in which the selection looks at them.
 CANDIDATES_SMALL = ((128, 128), (64, 128), (128, 64))

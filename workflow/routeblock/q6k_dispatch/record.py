@@ -31,6 +31,8 @@ BATCHES, RUN, COUNTERS, SANITIZER = "batches.parquet", "run.json", "counters.jso
 FILES = (BATCHES, RUN, COUNTERS, SANITIZER)
 FOLDER = GpuRecord("dispatch", FILES, "q6k_dispatch.tar.gz")
 EXERCISE = "routeblock.q6k_dispatch.exercise"
+# Whose code records: with the kernels that are compiled for it.
+MODULES = (__name__, EXERCISE, *(f"routeblock.cuda.{name}" for name in ("q6k_dispatch", "build", "align_kernels")))
 _PACKAGES = ("torch", "numpy", "cuda-core", "cuda-bindings", "nvidia-ml-py")
 
 
@@ -55,9 +57,7 @@ class Given:
     llama: Path | None = None
 
 
-def write(
-    out: Path, protocol_path: Path, given: Given, *, code: str, progress: Callable[[str], None] = print
-) -> list[str]:
+def write(out: Path, protocol_path: Path, given: Given, *, progress: Callable[[str], None] = print) -> list[str]:
     """Record into the folder `out` and pack it; returns what does not hold, one line each.
 
     Raises InputError without a GPU, torch, cuda-core, or a peer that was asked for.
@@ -80,11 +80,11 @@ def write(
         with atomic_file(out / BATCHES) as tmp:
             raw.write(tmp, measured.batches)
         write_json(out / RUN, run)
-        FOLDER.seal(out, protocol_path, protocol.digest(), code)
+        FOLDER.seal(out, protocol_path, protocol.digest(), MODULES)
     write_json(out / COUNTERS, counters.count(protocol_path, *cubins, rig))
     progress(f"counted after {time.monotonic() - began:.1f} s")
     sanitizer.write(out / SANITIZER, EXERCISE, [str(cubins[0])])
-    FOLDER.seal(out, protocol_path, protocol.digest(), code)
+    FOLDER.seal(out, protocol_path, protocol.digest(), MODULES)
     return problems(read(out), protocol)
 
 
@@ -120,7 +120,7 @@ def _cubins(out: Path, architecture: str, given: Given) -> tuple[Path, Path]:
     if given.cubin is None:
         paths[0].write_bytes(kernels.compile_for(architecture).code)
     if given.schedules is None:
-        paths[1].write_bytes(compile_kernels("q6k_schedules", architecture).code)
+        paths[1].write_bytes(compile_kernels(architecture).code)
     return paths
 
 

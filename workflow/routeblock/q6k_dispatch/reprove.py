@@ -101,7 +101,7 @@ def _batches(found: record.Recorded, protocol: Protocol) -> list[str]:
     return wrong
 
 
-def write(out: Path, source: Path, protocol_path: Path, *, code: str) -> list[str]:
+def write(out: Path, source: Path, protocol_path: Path) -> list[str]:
     """Copy the record in `source` to `out`, sealed by `recorded_dispatch.manifest.json`.
 
     Returns what `unsealed`, `record.problems` and `disagreements` find; then nothing is written.
@@ -110,5 +110,5 @@ def write(out: Path, source: Path, protocol_path: Path, *, code: str) -> list[st
     wrong = unsealed(source) or record.problems(found, protocol) + disagreements(found, protocol)
     if wrong:
         return wrong
-    record.FOLDER.copy(source, out, protocol_path, code)
+    record.FOLDER.copy(source, out, protocol_path, [__name__])
     return []

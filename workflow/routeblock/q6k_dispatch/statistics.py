@@ -104,7 +104,7 @@ def _ratio(ours: dict[int, float], theirs: dict[int, float], protocol: Protocol)
     return Ratio(change.n, change.baseline, 1 + change.change, 1 + change.low, 1 + change.high)
 
 
-def write(out: Path, folder: Path, protocol_path: Path, *, code: str) -> list[str]:
+def write(out: Path, folder: Path, protocol_path: Path) -> list[str]:
     """Write `statistics.json` and its manifest to `out`, from the record in `folder`.
 
     Returns what the record lacks or does not show, one line each.
@@ -116,7 +116,7 @@ def write(out: Path, folder: Path, protocol_path: Path, *, code: str) -> list[st
         protocol.digest(),
         rule="dispatch_statistics",
         inputs=[protocol_path, *(folder / name for name in record.FILES)],
-        code=code,
+        modules=[__name__],
     )
     return record.problems(found, protocol)
 

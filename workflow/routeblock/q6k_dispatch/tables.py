@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from routeblock import tables
+from routeblock.declared import by_name, find
 from routeblock.q6k_dispatch import record, statistics
 from routeblock.q6k_dispatch.protocol import OURS, Protocol, load, shapes
 from routeblock.q6k_dispatch.record import Recorded
 from routeblock.q6k_dispatch.statistics import Comparison
-from routeblock.tables import Column, numbers
+from routeblock.tables import Column, Row, Share, Table, numbers
 
-Row = dict[str, Any]
 _SHAPE = ("slots", "pool", "rows", "cols")
 RESOURCES = ("issue", "dram", "l2", "shared", "alu", "fma", "tensor")
 
@@ -30,7 +29,13 @@ class Evidence:
 
 
 def peers(given: Evidence) -> list[Row]:
-    """Each shape once: our time, every other side's, the ratio to the best peer, and how near the limit it is."""
+    """Are the fast paths faster than vLLM's plug-in and llama.cpp?
+
+    Microseconds of one call at every shape: the fast paths, the fastest peer, and their ratio with its interval and
+    the A/A floor. Every side is charged with its own quantisation and grouping. Tuned shapes were used to choose
+    launches, held-out ones were not. Beside it, the time that no call can go below. **Recorded** on an H200 under a
+    protocol that was committed before.
+    """
     run, rows = given.found.run, []
     checks = {(c["role"], *(c[n] for n in _SHAPE)): c for c in run["checks"]}
     for c in given.comparisons:
@@ -67,8 +72,12 @@ def _limit(compared: Comparison, protocol: Protocol) -> tuple[float, str] | None
 
 
 def counters(given: Evidence) -> list[Row]:
-    """Each counted case: its time, what remains to the limit, how busy each resource was, what warps wait for, and what
-    binds."""
+    """What binds the fast paths?
+
+    Hardware counters, a shape and side a row: the time, what remains to the limit, what binds, what warps wait for,
+    how busy issue, DRAM, L2, shared memory and pipes are, bytes moved. **Recorded** on an H200: counts by the
+    profiler, times without.
+    """
     run, plan = given.found.run, given.protocol.counters
     checks = {(c["role"], *(c[n] for n in _SHAPE)): c for c in run["checks"]}
     limits = {(c.role, *(getattr(c, n) for n in _SHAPE)): _limit(c, given.protocol) for c in given.comparisons}
@@ -121,7 +130,11 @@ def _binds(busy: dict[str, float], idle: float, wait: str, least: float) -> str:
 
 
 def batch_bits(given: Evidence) -> list[Row]:
-    """Each side and batch: whether the first token's outputs are those that it has alone."""
+    """Whose bits depend on the batch?
+
+    One token alone and first in batches of growing size: whether its output bytes stay the same, for the fast paths
+    and for the peers. **Recorded** on an H200; samples of the fast paths are computed again here.
+    """
     alone = {b["side"]: b["sha256"] for b in given.found.run["batch_bits"] if b["tokens"] == 1}
     order = {side: i for i, side in enumerate(alone)}
     rows = [
@@ -138,7 +151,11 @@ def batch_bits(given: Evidence) -> list[Row]:
 
 
 def checks(given: Evidence) -> list[Row]:
-    """What was checked on the GPU beside timing."""
+    """What was checked beside the times of the fast paths?
+
+    What was checked beside timing: bits against the CPU model, the bound against float64 dequantisation, refusals,
+    sanitizer tools. **Recorded** on an H200.
+    """
     run, found = given.found.run, given.found
     device, told = run["device"], run["checks"]
     names = f"{device['architecture']}, driver {device['driver']}, CUDA {device['cuda']}, "
@@ -182,9 +199,9 @@ def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
 
 
 _COUNTS = tuple(Column(n, "count") for n in _SHAPE)
-Maker = Callable[[Evidence], list[Row]]
-TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
-    "peers": (
+TABLES = by_name(
+    Table(
+        "peers",
         peers,
         (
             Column("role"),
@@ -217,8 +234,10 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "empty: our launches, of a kernel that does nothing. limit: the longer of the two; of_limit: that over ours. "
         "Batches repeat one call on the same data, so what fits in L2 stays there, on every side alike. llama_cpp is "
         "timed on the host's clock by differences, the others by events in a graph.",
+        share=Share(rows=22),
     ),
-    "counters": (
+    Table(
+        "counters",
         counters,
         (
             Column("role"),
@@ -245,8 +264,10 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "short_scoreboard: shared memory; math_pipe_throttle: a busy pipe. blocks_per_sm: blocks of threads with work, "
         "over SMs. warps_active: while there is one; registers allow our kernels 16. dram_mb, l2_mb: of a call, read "
         "from DRAM, through L2.",
+        share=Share(rows=24),
     ),
-    "batch_bits": (
+    Table(
+        "batch_bits",
         batch_bits,
         (
             Column("side"),
@@ -260,21 +281,22 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "batch of one, by the same side. vllm-gguf-plugin takes vllm_batched above 64 tokens and vllm_vec up to them; "
         "where their digests differ, its bits change there.",
     ),
-    "dispatch_checks": (
+    Table(
+        "dispatch_checks",
         checks,
         (Column("check"), Column("cases", "count"), Column("outcome"), Column("detail")),
         "Fast paths: what was checked on the GPU",
         "Sampled outputs are computed again by the workflow. The sanitizer ran over every path at hostile sizes.",
     ),
-}
+)
 
 
-def write(name: str, out: Path, statistics_file: Path, folder: Path, protocol: Path, *, code: str) -> list[Path]:
+def write(name: str, out: Path, statistics_file: Path, folder: Path, protocol: Path) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
-    maker, columns, title, notes = tables.find(name, TABLES)
-    rows = maker(Evidence(statistics.read(statistics_file), record.read(folder), load(protocol)))
+    table = find(name, TABLES, "table")
+    rows = table.rows(Evidence(statistics.read(statistics_file), record.read(folder), load(protocol)))
     inputs = [statistics_file, protocol, *(folder / f for f in record.FILES)]
-    return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)
+    return tables.write_sealed(out, table, rows, inputs=inputs)

@@ -4,19 +4,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
 
-Document = dict[str, Any]
-Row = dict[str, Any]
+from routeblock.declared import by_name
+from routeblock.route_block.document_tables import Document, Documents, DocumentTable, Evidence
+from routeblock.route_block.paths import LANE, POINT, STUDY, Source, Studies
+from routeblock.tables import Column, Row
+
+AGREEMENT = Documents("routeblock.agreement.v1", Source((f"{STUDY}/agreement.json",), Studies.ON_GPU))
+CENSUS = Documents("routeblock.census_summary.v1", Source((f"{POINT}/census.json",), Studies.ON_GPU))
+PROBE_CONTROL = Documents("routeblock.probe_control.v1", Source((f"{LANE}/probe_control.json",), Studies.ON_GPU))
+VERSIONS = Documents("routeblock.versions.v1", Source(("results/versions/versions.json",), Studies.VERSIONS))
 
 SURFACES = ("w13", "activation", "w2", "final")
 
 
-def agreement(documents: Sequence[Document], _: Document) -> list[Row]:
-    """For each study, cell, history and surface: elements compared over all replicates, and how many differ."""
+def agreement(given: Evidence) -> list[Row]:
+    """Does the twin equal the GPU in every recorded surface?
+
+    The CPU twin against every surface that a GPU gave: elements compared bit for bit over all processes
+    (``elements``) and how many differ (``differing``). The GPU's side is **observed**; on ``recorded-h200`` it is
+    committed evidence, rebuilt and hashed again.
+    """
     rows = []
-    for document in documents:
+    for document in given.documents:
         arms: dict[tuple[str, str], list[Document]] = defaultdict(list)
         for run in document["runs"]:
             arms[run["cell"], run["history"]].append(run)
@@ -39,8 +49,13 @@ def agreement(documents: Sequence[Document], _: Document) -> list[Row]:
     return rows
 
 
-def census(documents: Sequence[Document], _: Document) -> list[Row]:
-    """For each point, order and history: calls, distinct plans and final outputs, how common the commonest is."""
+def census(given: Evidence) -> list[Row]:
+    """How many plans and outputs does the native alignment give?
+
+    How many plans and final outputs vLLM's own alignment gave on one routing, call by call and process by process,
+    and canonical order beside it. **Observed**; on ``recorded-h200`` **recorded**. The single plan of canonical
+    order is so by construction; its outputs are what was observed.
+    """
     return [
         {
             **{key: document[key] for key in ("lane", "gpu", "point")},
@@ -48,13 +63,18 @@ def census(documents: Sequence[Document], _: Document) -> list[Row]:
             "commonest_share": row["commonest_calls"] / row["calls"],
             "canonical_share": row["canonical_calls"] / row["calls"],
         }
-        for document in documents
+        for document in given.documents
         for row in document["rows"]
     ]
 
 
-def probe_control(documents: Sequence[Document], _: Document) -> list[Row]:
-    """For each launch that needs no probe: whether it gave the same bits with the probe and without."""
+def probe_control(given: Evidence) -> list[Row]:
+    """Does the grid probe change a bit?
+
+    Launches whose grid can be asked for without the grid probe, run with it and without: ``same`` is yes where all
+    four surfaces are equal in every bit and the probe recorded the grid asked for. **Observed**; on
+    ``recorded-h200`` **recorded**.
+    """
     return [
         {
             "lane": document["lane"],
@@ -65,15 +85,19 @@ def probe_control(documents: Sequence[Document], _: Document) -> list[Row]:
             "equal_surfaces": len(row["equal"]),
             "same": row["same"],
         }
-        for document in documents
+        for document in given.documents
         for row in document["launches"]
     ]
 
 
-def versions(documents: Sequence[Document], _: Document) -> list[Row]:
-    """For each version of the extension: surfaces with the recorded bits at each launch, and its automatic launch."""
+def versions(given: Evidence) -> list[Row]:
+    """Do other versions of vLLM give the same bits?
+
+    Extensions of several vLLM versions on the recorded layer: surfaces with the recorded bits at each launch, of
+    ``compared``, and the launch that each version's own selector chose. **Recorded** on an H200.
+    """
     rows = []
-    for document in documents:
+    for document in given.documents:
         for version in document["versions"]:
             row = {key: version[key] for key in ("version", "extension", "extension_sha256", "gpu", "torch")}
             row |= {f"same_{launch}": len(same) for launch, same in version["same"].items()}
@@ -84,3 +108,80 @@ def versions(documents: Sequence[Document], _: Document) -> list[Row]:
             }
             rows.append(row)
     return rows
+
+
+_GPU = (Column("lane"), Column("gpu"))
+_NO_GPU = ("no lane of this study is on a GPU", "a lane recorded-h200 or cuda in config.yaml, then make study")
+TABLES = by_name(
+    DocumentTable(
+        "agreement",
+        agreement,
+        (
+            *(Column(name) for name in ("lane", "point", "plan_source", "architecture", "cell", "history", "surface")),
+            Column("processes", "count"),
+            Column("plans", "count"),
+            Column("elements", "count"),
+            Column("differing", "count"),
+            Column("processes_that_differ", "count"),
+        ),
+        "Agreement: the twin against every surface that a GPU gave",
+        "Each recorded run's plan and launch, recomputed on a CPU by the twin of that GPU's tensor cores and compared "
+        "bit for bit. Elements: over all processes. Lane recorded-...: committed evidence, rebuilt and hashed again.",
+        absent=_NO_GPU,
+        made_from=AGREEMENT,
+    ),
+    DocumentTable(
+        "census",
+        census,
+        (
+            *_GPU,
+            *(Column(name) for name in ("point", "order", "history")),
+            *(Column(name, "count") for name in ("processes", "calls", "distinct_plans", "distinct_finals")),
+            Column("processes_with_several_plans", "count"),
+            Column("commonest_share", "number", ".3f"),
+            Column("canonical_share", "number", ".3f"),
+            Column("commonest_plan", format=".12"),
+        ),
+        "Census: plans and final outputs, native alignment and canonical order",
+        "Every native call aligns anew, by vLLM's own operator, and runs the layer; canonical order is aligned once a "
+        "process, on the host, so its one plan is by construction and its outputs are what was observed. Plans are "
+        "counted by their fingerprint, in which the order inside a block does not count. Shares: of the calls, with "
+        "the commonest plan and with the canonical one. Histories are separate processes; `both` counts over both.",
+        absent=_NO_GPU,
+        made_from=CENSUS,
+    ),
+    DocumentTable(
+        "probe_control",
+        probe_control,
+        (
+            *_GPU,
+            Column("sms", "count"),
+            Column("plan"),
+            *(Column(name, "count") for name in ("thread_k", "thread_n", "grid", "equal_surfaces")),
+            Column("same", "flag"),
+        ),
+        "Probe control: grids that need no probe, with it and without",
+        "Multiples of the SM count can be asked for without the grid probe. Same: all four surfaces are equal in every "
+        "bit, and the probe recorded the grid asked for.",
+        absent=_NO_GPU,
+        made_from=PROBE_CONTROL,
+    ),
+    DocumentTable(
+        "versions",
+        versions,
+        (
+            *(Column(name) for name in ("version", "gpu", "torch")),
+            Column("compared", "count"),
+            *(Column(f"same_{name}", "count") for name in ("g246", "g200", "auto")),
+            *(Column(f"automatic_{gemm}") for gemm in ("w13", "w2")),
+            Column("extension"),
+            Column("extension_sha256", format=".12"),
+        ),
+        "Versions: vLLM's extension on the recorded layer",
+        "Surfaces (four, in two arrival orders) with the bits of fixtures/golden, at launches asked for: (64, 128) on "
+        "246 and on 200, and `auto`, the (128, 64) on 528 that vLLM 0.24.0 chooses. Automatic: what each version's "
+        "own selector launched, read off the kernel.",
+        absent=("no recorded evidence is in this checkout", "fixtures/recorded, then make study"),
+        made_from=VERSIONS,
+    ),
+)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_array
+from routeblock.evidence.digest import canonical_json, code_digest, sha256_array
 from routeblock.evidence.files import atomic_folder
 from routeblock.evidence.manifest import seal
 from routeblock.evidence.record import (
@@ -121,14 +121,13 @@ def run(
     history: str,
     replicate: int,
     out: Path,
-    code: str,
     rule: str = "run",
     plans_path: Path | None = None,
     turn: Turn | None = None,
 ) -> Record:
     """Run one cell and write its folder.
 
-    `rule`, `code`: what the seal names as maker. `plans_path`: the captured plans of H0 and H1; default: the fixture's
+    `rule`: what the seal names as maker. `plans_path`: the captured plans of H0 and H1; default: the fixture's
     stored ones. `turn`: when this process may use its GPU; None for a lane without one. Raises InputError, before any
     arithmetic, if fixture, prediction, plan and launch do not fit one another, and if a launch was not what was asked.
     """
@@ -181,7 +180,7 @@ def run(
         plan,
         launches,
         outcome,
-        code,
+        code_digest(*_modules(lane)),
     )
     telemetry = {
         "start": started.isoformat(),
@@ -193,8 +192,13 @@ def run(
         "lane": dict(outcome.telemetry),
     }
     inputs = [prediction_path, *(fixture_folder / name for name in (SPEC, LAYER, INPUTS, PLANS))]
-    _write(out, record, outcome, telemetry, [*inputs, *([plans_path] if plans_path else [])], rule, code)
+    _write(out, record, outcome, telemetry, [*inputs, *([plans_path] if plans_path else [])], rule, _modules(lane))
     return record
+
+
+def _modules(lane: Lane) -> tuple[str, ...]:
+    """Those whose code makes a run on this lane."""
+    return (__name__, *lane.modules)
 
 
 def _record(
@@ -268,7 +272,7 @@ def _write(
     telemetry: Mapping[str, Any],
     inputs: Sequence[Path],
     rule: str,
-    code: str,
+    modules: Sequence[str],
 ) -> None:
     plan = outcome.plan
     tensors: dict[str, NDArray[Any]] = {
@@ -287,7 +291,7 @@ def _write(
             outputs=[folder / RECORD, folder / TENSORS],
             inputs=inputs,
             parameters=parameters,
-            code=code,
+            modules=modules,
         )
         # Sealed apart: telemetry differs from run to run. The scorer reads the process in it, tables read none of it.
         seal(
@@ -296,5 +300,5 @@ def _write(
             outputs=[folder / TELEMETRY],
             inputs=[folder / RECORD],
             parameters=parameters,
-            code=code,
+            modules=modules,
         )

@@ -223,7 +223,6 @@ def mutate(
     replicates: int,
     declared: Path,
     out: Path,
-    code: str,
     plans: Path | None = None,
     keep: Path | None = None,
     lane: str | None = None,
@@ -273,6 +272,6 @@ def mutate(
         outputs=[out],
         inputs=[declared, *inputs_of(given, plans), *files_of_runs(given, runs, replicates)],
         parameters={"replicates": replicates},
-        code=code,
+        modules=[__name__],
     )
     return results

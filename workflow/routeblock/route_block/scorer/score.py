@@ -108,7 +108,6 @@ def score(
     runs: Path,
     replicates: int,
     out: Path,
-    code: str,
     plans: Path | None = None,
     lane: str | None = None,
     golden: Path | None = None,
@@ -137,7 +136,7 @@ def score(
         outputs=[out],
         inputs=[*inputs_of(given, plans), *([golden] if golden else []), *files_of_runs(given, runs, replicates)],
         parameters={"replicates": replicates},
-        code=code,
+        modules=[__name__],
     )
     return verdict
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What study B's rules ask: which devices, which records, which cubin."""
+"""Targets of study B: which devices, which records, which cubin, what tables are made from."""
 
 from __future__ import annotations
 
@@ -7,22 +7,14 @@ from pathlib import Path
 
 from routeblock.config import Config, GroupedLane
 from routeblock.errors import InputError
+from routeblock.grouped_schedule.figures import FIGURES
+from routeblock.grouped_schedule.record import FILES
+from routeblock.grouped_schedule.tables import TABLES
+from routeblock.target import Given, Target, from_tables
 
-# In the order of the report. A test holds the list against the tables' own.
-TABLES = (
-    "confirmation",
-    "discovery",
-    "beyond_study",
-    "cardinalities",
-    "positions",
-    "counts",
-    "rejections",
-    "devices",
-    "sanitizer",
-)
-FIGURES = ("confirmation", "discovery")
+CATEGORY = "Study B: grouped schedules"
+PUBLISHED = "fixtures/published/grouped_schedule.json"
 RESULTS = "results/grouped_schedule"
-FILES = ("batches.parquet", "comparisons.json", "fixtures.json", "run.json")  # of a record
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
 
 
@@ -104,3 +96,20 @@ def bundled(config: Config) -> list[str]:
 def threads(config: Config, lane: str) -> int:
     """Cores that a timed run holds: the threads of a CPU run, one for a GPU's host."""
     return config.grouped_schedule.cpu_threads if lane == GroupedLane.CPU else 1
+
+
+def tables(config: Config) -> list[Target]:
+    """Every table."""
+    given = (
+        Given("record", tuple(record_files(config)), folder=True),
+        Given("statistics", (f"{RESULTS}/statistics/statistics.json",)),
+        Given("validation", (f"{RESULTS}/validation/validation.json",)),
+        Given("published", (PUBLISHED,)),
+        Given("sanitizer", tuple(sanitizers(config))),
+    )
+    return [Target(table, "grouped-table", CATEGORY, given) for table in TABLES.values()]
+
+
+def figures() -> list[Target]:
+    """Every figure."""
+    return from_tables(FIGURES.values(), "figure", CATEGORY)

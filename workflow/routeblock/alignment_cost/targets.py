@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets of the alignment's cost: where its record and results lie, what tables are made from."""
+
+from __future__ import annotations
+
+from routeblock.alignment_cost.figures import FIGURES
+from routeblock.alignment_cost.record import FILES
+from routeblock.alignment_cost.tables import TABLES
+from routeblock.target import Given, Target, from_tables
+
+CATEGORY = "Canonical alignment"
+PROTOCOL = "fixtures/protocols/alignment_cost.json"
+RECORDED = "fixtures/recorded/alignment_cost/h200"
+RESULTS = "results/alignment_cost/recorded-h200"
+GIVEN = (
+    Given("record", tuple(f"{RESULTS}/{name}" for name in FILES), folder=True),
+    *(Given(name, (f"{RESULTS}/{name}/{name}.json",)) for name in ("statistics", "validation", "mutations")),
+)
+
+
+def tables() -> list[Target]:
+    """Every table."""
+    return [Target(table, "alignment-table", CATEGORY, GIVEN) for table in TABLES.values()]
+
+
+def figures() -> list[Target]:
+    """Every figure."""
+    return from_tables(FIGURES.values(), "figure", CATEGORY)
