@@ -19,7 +19,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study report test test-recovery test-report test-slurm test-vllm check-vllm-wheels bundle prediction bench verify repair clean
+.PHONY: setup study report test test-recovery test-report test-slurm test-vllm check-vllm-wheels bundle prediction diagnosis bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -106,6 +106,10 @@ bundle: setup
 # The prediction on 200 random plans at three grids; a few minutes.
 prediction: setup
 	@$(SNAKEMAKE) --cores $(CORES) table_prediction
+
+# Why bits differ, what changes them, which launch made them: tables explain, witness, identify, figure explain.
+diagnosis: setup
+	@$(BIN)/snakemake --profile workflow/profiles/default --cores $(CORES) diagnosis
 
 # Ratios in one run; BLAS chooses its own kernels, and idle threads of one library leave the cores to the other's.
 bench: setup

@@ -29,6 +29,7 @@ include: "workflow/rules/statistics.smk"
 include: "workflow/rules/alignment_cost.smk"
 include: "workflow/rules/peers.smk"
 include: "workflow/rules/diagnose.smk"
+include: "workflow/rules/explain.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/report.smk"
 
