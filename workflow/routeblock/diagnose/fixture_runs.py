@@ -69,7 +69,7 @@ def inputs_of(folder: Path) -> list[Path]:
 
 def open_layer(folder: Path, lane: str, point: str) -> Layer:
     """The layer of a fixture, weights unpacked."""
-    from routeblock.route_block.runs.twin import unpack
+    from routeblock.twin.weights import unpack
 
     fixture = load_fixture(folder)
     lane_facts(lane)
