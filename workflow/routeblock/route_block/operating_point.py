@@ -10,7 +10,7 @@ from typing import Any
 
 from routeblock.errors import InputError
 from routeblock.moe.launches import GPUS, Launch, Status, selected_launch
-from routeblock.moe.partition import Partition, partition
+from routeblock.moe.partition import Partition, operator_group, partition
 from routeblock.route_block.facts import largest_divisor
 
 PUBLISHED = Launch(64, 128, 246)
@@ -69,8 +69,8 @@ def operating_point(point: str, lane: str, spec: Mapping[str, Any]) -> Operating
     if point == "auto":
         gpu = lane_facts(lane).gpu
         found = {
-            gemm: selected_launch(gpu, spec["block_size"], spec["dtype"], spec["group_size"], *shapes[gemm])
-            for gemm in GEMMS
+            gemm: selected_launch(gpu, spec["block_size"], spec["dtype"], operator_group(spec["group_size"], k), n, k)
+            for gemm, (n, k) in shapes.items()
         }
         return OperatingPoint(point, {g: f.launch for g, f in found.items()}, {g: f.status for g, f in found.items()})
     raise InputError(
