@@ -68,7 +68,10 @@ def with_entry(place: int, value: int) -> AlignedPlan:
         ({"plan": with_entry(0, 6)}, "sentinel before a route"),
         ({"plan": edited(expert_ids=np.array([0], np.int32))}, "1 experts"),
         ({"plan": edited(expert_ids=np.array([0, 2], np.int32))}, "expert ids"),
-        ({"plan": edited(expert_ids=np.array([0, -1], np.int32))}, "expert id -1 in block 1; .*reads before the weights"),
+        (
+            {"plan": edited(expert_ids=np.array([0, -1], np.int32))},
+            "expert id -1 in block 1; .*before the weights",
+        ),
         ({"plan": edited(block_size=7)}, "blocks of 7"),
         ({"plan": edited(num_tokens_post_padded=12)}, "12 rows"),
         ({"topk_weights": np.ones((3, 2))}, "topk_weights float64"),

@@ -32,14 +32,17 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as launches see it: its number of SMs and the architecture of its tensor cores."""
+    """A GPU as launches see it: SMs, the architecture of its tensor cores, bytes of shared memory that a block may opt
+    in to.
+    """
 
     name: str
     sms: int
     architecture: str
+    shared_memory: int
 
 
-GPUS = {g.name: g for g in (Gpu("RTX 3090", 82, "ampere"), Gpu("H200", 132, "hopper"))}
+GPUS = {g.name: g for g in (Gpu("RTX 3090", 82, "ampere", 101_376), Gpu("H200", 132, "hopper", 232_448))}
 
 
 @dataclass(frozen=True)

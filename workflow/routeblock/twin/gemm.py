@@ -18,7 +18,7 @@ from numba import prange
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
-from routeblock.moe.partition import BLOCK_SIZES, Partition, operator_group, partition, thread_sizes
+from routeblock.moe.partition import BLOCK_SIZES, Partition, partition, thread_sizes
 from routeblock.moe.routing import AlignedPlan
 from routeblock.twin.jit import address, bits_float32, float32_bits, jit
 from routeblock.twin.tensor_core import OperandType, architecture_of, dot_general, exponent_of, operand_type_of
@@ -418,6 +418,7 @@ def moe_gemm(
         and span.high + weight_high <= EXPONENT_CEILING
         and max(span.high, weight_high) <= OPERAND_CEILING
     )
+    group = k if weights.column_scales is not None else group_size
     out = np.zeros((plan.num_routes, n), np.float32)
     fields = _fields(wide, operand.min_exponent)
     cost = np.repeat((plan.rows < plan.num_routes).sum(1) + EXPANSION_COST, cut.n_tiles).cumsum() * (thread_n * k)
@@ -431,8 +432,8 @@ def moe_gemm(
             out, seen, edges[piece * threads : (piece + 1) * threads + 1], wide, fields, np.ascontiguousarray(q),
             weights.zeros, weights.scales.view(np.uint16), np.ascontiguousarray(plan.rows), ids, plan.num_routes, top_k,
             thread_k, thread_n, cut.n_tiles, cut.k_tiles, cut.direct_tiles, cut.iters,
-            k if operator_group(group_size, k) == -1 else group_size, core.group, core.fraction_bits, operand.dropped_bits,
-            operand.min_exponent, vector, weights.span.low < operand.min_exponent, not fp32_reduce,
+            group, core.group, core.fraction_bits, operand.dropped_bits, operand.min_exponent, vector,
+            weights.span.low < operand.min_exponent, not fp32_reduce,
         )  # fmt: skip
         if seen.max() > NIBBLE:
             raise _not_nibbles(int(q[ids].max()))
