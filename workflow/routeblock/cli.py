@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
-from routeblock import cli_alignment, cli_dispatch, cli_figures, cli_grouped
+from routeblock import cli_alignment, cli_dispatch, cli_figures, cli_grouped, cli_native
 from routeblock.errors import InputError
 
 
@@ -52,6 +52,7 @@ cli_grouped.register(app)
 cli_alignment.register(app)
 cli_dispatch.register(app)
 cli_figures.register(app)
+cli_native.register(app)
 
 LAST_SEED = 2**63 - 1  # as config.yaml has it: what a column of a table can hold
 

@@ -61,6 +61,8 @@ RULES: dict[str, Code] = {
     ),
     "capture": Code(("routeblock.route_block.gpu.captures", "routeblock.cuda.gpu_lock"), _PROBE),
     "captured_plans": Code(("routeblock.route_block.gpu.captures",)),
+    "record_native": Code(("routeblock.route_block.native.record", "routeblock.route_block.native.process")),
+    "record_operator": Code(("routeblock.route_block.gpu.operator_record",)),
     "census": Code(("routeblock.route_block.gpu.census", "routeblock.cuda.gpu_lock"), _PROBE),
     "pack_evidence": Code(("routeblock.route_block.runs.recorded",)),
     "restore_evidence": Code(("routeblock.route_block.runs.recorded",)),

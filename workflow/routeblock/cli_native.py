@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of the native alignment and of the operator's record: what a GPU records, and what is proved of it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from routeblock.cli_shared import Out, ProtocolFile, add
+
+PROTOCOL = Path("fixtures/protocols/native.json")
+FixtureFolder = Annotated[Path, typer.Option("--fixture", help="Folder of the fixture.")]
+
+
+def record_native(out: Out, fixture: FixtureFolder, protocol: ProtocolFile = PROTOCOL) -> None:
+    """Record what vLLM's own alignment gives, process by process under H0 and H1 by turns, without Snakemake.
+
+    $ROUTEBLOCK_EXTENSION names vLLM's MoE extension.
+    """
+    from routeblock.route_block.native import record
+    from routeblock.rule_code import code
+
+    record.write(out, fixture, protocol, code=code("record_native"))
+
+
+def native_process(
+    what: Annotated[str, typer.Argument(help="H0, H1 or repetition.")],
+    out: Out,
+    fixture: FixtureFolder,
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """One process of record-native: prepares, prints ready, and works when a line comes on stdin."""
+    from routeblock.route_block.native.process import serve
+    from routeblock.route_block.runs.cuda import open_cuda_lane
+    from routeblock.rule_code import code
+
+    serve(open_cuda_lane(), fixture, protocol, what, out, code=code("record_native"))
+
+
+def record_operator(out: Out) -> None:
+    """Record which launches the operator takes, one group over K, and expert id -1, on this machine's GPU.
+
+    $ROUTEBLOCK_EXTENSION names vLLM's MoE extension.
+    """
+    from routeblock.route_block.gpu import operator_record
+    from routeblock.rule_code import code
+
+    operator_record.write(out, code=code("record_operator"))
+
+
+def operator_part(
+    part: Annotated[str, typer.Argument(help="Which part.")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+) -> None:
+    """One process of record-operator."""
+    from routeblock.route_block.gpu.operator_record import record_part
+
+    record_part(part, out)
+
+
+COMMANDS = (record_native, native_process, record_operator, operator_part)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    add(app, COMMANDS)
