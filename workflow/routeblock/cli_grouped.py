@@ -80,6 +80,21 @@ def record_gpus(
     print(record_gpus.run(out, protocol, sanitizer=sanitizer))
 
 
+def record_grouped_counters(
+    out: Out,
+    cubin: Annotated[Path, typer.Option(help="A cubin of q6k_schedules.")],
+    protocol: ProtocolFile = PROTOCOL,
+    counters: Annotated[Path, typer.Option(help="The committed protocol of the counting.")] = Path(
+        "fixtures/protocols/grouped_counters.json"
+    ),
+) -> None:
+    """Count DRAM bytes, L2 hits and issue of study B's schedules by ncu on the first GPU; a refusal is recorded."""
+    from routeblock.grouped_schedule import counters as counting
+    from routeblock.rule_code import code
+
+    print(counting.write(out, protocol, counters, cubin, code=code("record_grouped_counters")))
+
+
 def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | None, threads: int) -> None:
     from routeblock.grouped_schedule import lanes
     from routeblock.rule_code import code
@@ -183,6 +198,7 @@ COMMANDS = (
     beyond,
     sanitize,
     record_gpus,
+    record_grouped_counters,
     recorded,
     statistics,
     validate_timings,

@@ -105,14 +105,15 @@ class CudaBackend:
             )
         ]
 
-    def _launches(self, arm: Arm, scope: Scope) -> list[launch.Launch]:
+    def launches(self, arm: Arm, scope: Scope) -> list[launch.Launch]:
+        """The launches of one call of `arm` on the loaded fixture."""
         grouping = self._grouping(arm) if scope is Scope.INCLUSIVE else []
         return grouping + self._products(arm)
 
     def output(self, arm: Arm) -> NDArray[np.float32]:
         self.gpu.fill(self._out, int(POISON) & 0xFF)
         self.gpu.fill(self._order, 0xFF)
-        for each in self._launches(arm, Scope.INCLUSIVE):
+        for each in self.launches(arm, Scope.INCLUSIVE):
             each(self.gpu.stream)
         cell = self._fixture.cell
         return self.gpu.download(self._out, (cell.slots, cell.rows), np.float32)
@@ -153,7 +154,7 @@ class CudaBackend:
         """
         start, end = self.gpu.events(2)
         if (arm.name, scope) not in self._graphs:
-            work, mark = self._launches(arm, scope), self.gpu.mark
+            work, mark = self.launches(arm, scope), self.gpu.mark
             self._graphs[arm.name, scope] = self.gpu.graph([*work * warmups, mark(start), *work * launches, mark(end)])
         self._graphs[arm.name, scope].launch(self.gpu.stream)
         self.gpu.stream.sync()
@@ -168,7 +169,7 @@ class CudaBackend:
 
     def _launched(self, arm: Arm, scope: Scope, warmups: int, launches: int) -> float:
         """Launches one by one: where the host is slower than the device, the host's time is what is seen."""
-        work, stream, (start, end) = self._launches(arm, scope), self.gpu.stream, self.gpu.events(2)
+        work, stream, (start, end) = self.launches(arm, scope), self.gpu.stream, self.gpu.events(2)
         for each in work * warmups:
             each(stream)
         stream.record(start)
@@ -179,7 +180,7 @@ class CudaBackend:
 
     def _cold(self, arm: Arm, scope: Scope, warmups: int, launches: int) -> float:
         """L2 overwritten before every launch, outside its time."""
-        work, stream = self._launches(arm, scope), self.gpu.stream
+        work, stream = self.launches(arm, scope), self.gpu.stream
         events = self.gpu.events(2 * (warmups + launches))
         pairs = list(zip(events[::2], events[1::2], strict=True))
         for start, end in pairs:

@@ -135,7 +135,7 @@ def _launches(rig: _Rig) -> list[dict[str, Any]]:
 
 
 def _expert_map(rig: _Rig) -> dict[str, Any]:
-    """What the alignment makes of a routing whose experts are not all here, with the map, as the fused path calls it."""
+    """What the alignment makes of a routing whose experts are not all here, with the map, as the fused path does."""
     case = cases.MISSING
     ids = to_device(cases.draw(case).ids, DEVICE)
     here = rig.operators.native_align(ids, case.experts, case.block_size, to_device(cases.expert_map(), DEVICE))
