@@ -215,7 +215,7 @@ def write(out: Path, *, code: str, progress: Callable[[str], None] = print) -> N
         "parts": {part: document["found"] for part, document in found.items()},
     }
     write_json(out / RUN, document)
-    FOLDER.seal(out, out / RUN, sha256_json({"seed": cases.SEED}), code)
+    FOLDER.seal(out, Path(cases.__file__), sha256_json({"seed": cases.SEED}), code)
 
 
 def _run(names: Sequence[str], folder: Path) -> dict[str, Any]:
