@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_array, sha256_bytes, sha256_file
+from routeblock.evidence.digest import canonical_json, sha256_array, sha256_file
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.tensors import load_tensors, save_tensors
 
@@ -89,11 +89,6 @@ def read_lines(path: Path) -> list[Line]:
         return lines
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as e:
         raise _refuse(str(path), f"not readable: {str(e)[:80]}", "lines of canonical JSON, one a folder") from e
-
-
-def digest_of(line: Line) -> str:
-    """SHA-256 of a line."""
-    return sha256_bytes(canonical_json(line))
 
 
 def _canonical(path: Path) -> Any:

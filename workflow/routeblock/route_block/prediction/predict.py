@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from routeblock.errors import InputError
@@ -272,10 +271,3 @@ def load_prediction(path: Path) -> tuple[dict[str, Any], str]:
             way_out="make it with routeblock predict",
         ) from e
     return document, sha256_bytes(data)
-
-
-def route_mask(routes: Sequence[int], total: int) -> NDArray[np.bool_]:
-    """Boolean [total], true at `routes`."""
-    mask = np.zeros(total, bool)
-    mask[list(routes)] = True
-    return mask

@@ -125,7 +125,9 @@ def score(
             "no such folder", where=str(runs), limit="a folder of runs is needed", way_out="run the cells first"
         )
     if golden and not golden.is_file():
-        raise InputError("no such file", where=str(golden), limit="the twin's proof", way_out="run routeblock golden")
+        raise InputError(
+            "no such file", where=str(golden), limit="the twin's proof", way_out="run routeblock check-twin"
+        )
     given = read_given(fixture, prediction, plans, lane)
     verdict = judge(given, runs, replicates)
     write_json(out, verdict.document)
