@@ -20,12 +20,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT
 from routeblock.evidence.files import write_json
 from routeblock.evidence.gpu_record import GpuRecord
 from routeblock.grouped_schedule import fixture as fixtures
 from routeblock.grouped_schedule.arms import BY_NAME, Family, Scope
 from routeblock.grouped_schedule.campaigns import Campaign, Mode, Series, Stage, ratio_cols
+from routeblock.grouped_schedule.measure import output_digest
 from routeblock.grouped_schedule.protocol import Cell, Protocol
 from routeblock.grouped_schedule.protocol import load as load_study
 from routeblock.protocols import Count, Strict, Whole, read
@@ -131,17 +133,29 @@ class _Session:
         warps = self.study.timing.cuda.warps_per_block
         stage = Stage(Campaign.SWEEP, case.cell, series, arm.name, lambda _: series, seed, (arm,), Mode.GRAPH, warps)
         self.backend.load(made, stage)
+        # The compute scope reads an order that was made before.
+        for each in self.backend.grouping(arm):
+            each(self.backend.gpu.stream)
+        self.backend.gpu.stream.sync()
         return self.backend.launches(arm, self.plan.scope)
+
+    def output(self, case: Case) -> str:
+        """Digest of what the launches of the case, loaded last, wrote."""
+        return output_digest(self._made(case.cell, self.study.sweep.seed), self.backend.written())
 
 
 def count(study_path: Path, plan_path: Path, cubin: Path) -> dict[str, Any]:
-    """What ncu read: `outcome` counted, refused or absent, lines that say why, and a row for every case."""
+    """What ncu read: `outcome` counted, refused or absent, lines that say why, and a row for every case.
+
+    Raises InputError when a schedule wrote other bits than the first one on its shape: it would be other work.
+    """
     study, plan = load_study(study_path), load(plan_path)
     session = _Session(study, plan, cubin)
     wanted = session.cases()
     identity = session.backend.identity()
     told = {"format": FORMAT, "protocol_sha256": plan.digest(), "device": identity}
-    times = [_replayed(session, case) for case in wanted]
+    replayed = [_replayed(session, case) for case in wanted]
+    _same_work(wanted, replayed)
     program = shutil.which("ncu")
     if program is None:
         return told | {"outcome": "absent", "lines": ["ncu is not on PATH"], "rows": []}
@@ -161,9 +175,21 @@ def count(study_path: Path, plan_path: Path, cubin: Path) -> dict[str, Any]:
         rows = parse(done.stdout, plan, wanted)
     except ValueError as e:
         return told | {"outcome": "refused", "lines": [str(e), *lines[:20]], "rows": []}
-    for row, time_us in zip(rows, times, strict=True):
-        row["replay_us"] = time_us
+    for row, alone in zip(rows, replayed, strict=True):
+        row |= alone
     return told | {"outcome": "counted", "lines": [line for line in lines if "WARNING" in line], "rows": rows}
+
+
+def _same_work(wanted: list[Case], replayed: list[dict[str, Any]]) -> None:
+    first: dict[Cell, str] = {}
+    for case, alone in zip(wanted, replayed, strict=True):
+        if first.setdefault(case.cell, alone["sha256"]) != alone["sha256"]:
+            raise InputError(
+                f"{case.arm} at {case.cell.label} wrote other bits than {wanted[0].arm}",
+                where="record-grouped-counters",
+                limit="what is counted is one computation in several orders",
+                way_out="see which jobs the schedule left out",
+            )
 
 
 def parse(output: str, plan: Counters, wanted: list[Case]) -> list[dict[str, Any]]:
@@ -179,8 +205,10 @@ def parse(output: str, plan: Counters, wanted: list[Case]) -> list[dict[str, Any
     ]
 
 
-def _replayed(session: _Session, case: Case) -> float:
-    """Microseconds of one call without a profiler: the median of the graph's replays, events inside the graph."""
+def _replayed(session: _Session, case: Case) -> dict[str, Any]:
+    """Without a profiler: microseconds of one call, the median of the graph's replays with events inside the graph, and
+    the digest of what they wrote.
+    """
     gpu, work, calls = session.backend.gpu, session.work(case), session.plan.calls
     start, end = gpu.events(2)
     graph = gpu.graph([*work, gpu.mark(start), *work * calls, gpu.mark(end)])
@@ -189,7 +217,7 @@ def _replayed(session: _Session, case: Case) -> float:
         graph.launch(gpu.stream)
         gpu.stream.sync()
         found.append(gpu.microseconds(start, end) / calls)
-    return float(np.median(found))
+    return {"replay_us": float(np.median(found)), "sha256": session.output(case)}
 
 
 def write(out: Path, study_path: Path, plan_path: Path, cubin: Path, *, code: str) -> str:

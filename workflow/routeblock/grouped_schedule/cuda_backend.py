@@ -74,7 +74,8 @@ class CudaBackend:
         self._graphs: dict[tuple[str, Scope], Any] = {}
         self._state: telemetry.State | None = None
 
-    def _grouping(self, arm: Arm) -> list[launch.Launch]:
+    def grouping(self, arm: Arm) -> list[launch.Launch]:
+        """The launches that make the order of the jobs for `arm`; none where jobs stay as they come."""
         if arm.grouping is Grouping.NONE:
             return []
         cell = self._fixture.cell
@@ -107,7 +108,7 @@ class CudaBackend:
 
     def launches(self, arm: Arm, scope: Scope) -> list[launch.Launch]:
         """The launches of one call of `arm` on the loaded fixture."""
-        grouping = self._grouping(arm) if scope is Scope.INCLUSIVE else []
+        grouping = self.grouping(arm) if scope is Scope.INCLUSIVE else []
         return grouping + self._products(arm)
 
     def output(self, arm: Arm) -> NDArray[np.float32]:
@@ -115,12 +116,16 @@ class CudaBackend:
         self.gpu.fill(self._order, 0xFF)
         for each in self.launches(arm, Scope.INCLUSIVE):
             each(self.gpu.stream)
+        return self.written()
+
+    def written(self) -> NDArray[np.float32]:
+        """What the output buffer holds now, after all work of the stream."""
         cell = self._fixture.cell
         return self.gpu.download(self._out, (cell.slots, cell.rows), np.float32)
 
     def measure(self, arm: Arm, scopes: tuple[Scope, ...]) -> list[Sample]:
         # The compute scope reads an order that was made before: its own arm's, not another's.
-        for each in self._grouping(arm):
+        for each in self.grouping(arm):
             each(self.gpu.stream)
         self.gpu.stream.sync()
         return [self._batch(arm, scope) for scope in scopes]
