@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from routeblock.cli_shared import Out, ProtocolFile, add
+from routeblock.cli_shared import CommittedRecord, Out, ProtocolFile, add, report
 
 PROTOCOL = Path("fixtures/protocols/native.json")
+Lane = Annotated[str, typer.Option(help="The lane that it becomes.")]
+Summary = Annotated[Path, typer.Option(help="File to write; its manifest goes beside it.")]
 FixtureFolder = Annotated[Path, typer.Option("--fixture", help="Folder of the fixture.")]
 
 
@@ -60,7 +62,30 @@ def operator_part(
     record_part(part, out)
 
 
-COMMANDS = (record_native, native_process, record_operator, operator_part)
+def recorded_native(
+    out: Summary,
+    source: CommittedRecord,
+    fixture: FixtureFolder,
+    protocol: ProtocolFile = PROTOCOL,
+    lane: Lane = "recorded-h200",
+) -> None:
+    """Prove a record of native alignment again and test it for a shift by history. Exits 1 if something differs."""
+    from routeblock.route_block.native import evidence
+    from routeblock.rule_code import code
+
+    wrong = evidence.write(out, source, fixture, protocol, lane=lane, code=code("recorded_native"))
+    report(wrong, "every plan is legal, and its final output the twin's")
+
+
+def recorded_operator(out: Summary, source: CommittedRecord, lane: Lane = "recorded-h200") -> None:
+    """Prove a record of the operator again with the twin. Exits 1 if something differs."""
+    from routeblock.route_block.gpu import operator_check
+    from routeblock.rule_code import code
+
+    report(operator_check.write(out, source, lane=lane, code=code("recorded_operator")), "every output is the twin's")
+
+
+COMMANDS = (record_native, native_process, record_operator, operator_part, recorded_native, recorded_operator)
 
 
 def register(app: typer.Typer) -> None:

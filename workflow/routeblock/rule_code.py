@@ -38,7 +38,7 @@ class Code:
 
 
 TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "prediction")
-GPU_TABLES = ("agreement", "census", "probe_control", "versions")
+GPU_TABLES = ("agreement", "census", "probe_control", "versions", "history", "repetition", "operator")
 _PROBE = ("cuda/grid_probe.c",)
 FIGURES = ("partition", "differences", "trajectories")
 _ALIGNMENT_FILES = ("cuda/align.cu", "cuda/align_variants.cuh")
@@ -62,6 +62,8 @@ RULES: dict[str, Code] = {
     "capture": Code(("routeblock.route_block.gpu.captures", "routeblock.cuda.gpu_lock"), _PROBE),
     "captured_plans": Code(("routeblock.route_block.gpu.captures",)),
     "record_native": Code(("routeblock.route_block.native.record", "routeblock.route_block.native.process")),
+    "recorded_native": Code(("routeblock.route_block.native.evidence",)),
+    "recorded_operator": Code(("routeblock.route_block.gpu.operator_check",)),
     "record_operator": Code(("routeblock.route_block.gpu.operator_record",)),
     "census": Code(("routeblock.route_block.gpu.census", "routeblock.cuda.gpu_lock"), _PROBE),
     "pack_evidence": Code(("routeblock.route_block.runs.recorded",)),

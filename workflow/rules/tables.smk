@@ -16,6 +16,12 @@ if ON_GPU:
         "census": each(rules.census_summary.output.summary, ON_GPU),
         "probe_control": each(rules.probe_control.output.comparison, ON_GPU),
     }
+if "recorded-h200" in STUDIES["lane"]:
+    TABLE_SOURCES |= {
+        "history": [rules.recorded_native.output.summary],
+        "repetition": [rules.recorded_native.output.summary],
+        "operator": [rules.recorded_operator.output.summary],
+    }
 if rules.versions.input.results:
     TABLE_SOURCES["versions"] = [rules.versions.output.versions]
 

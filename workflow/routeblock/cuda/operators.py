@@ -317,9 +317,11 @@ class VllmOperators:
         """Buffers for a plan, as long as vLLM makes them, uninitialised."""
         import torch
 
+        def empty(size: int) -> Any:
+            return torch.empty((size,), dtype=torch.int32, device=self.device)
+
         length = padded_length(routes, num_experts, block_size)
-        sizes = (length, -(-length // block_size), 1)
-        return DevicePlan(*(torch.empty((n,), dtype=torch.int32, device=self.device) for n in sizes), block_size)
+        return DevicePlan(empty(length), empty(-(-length // block_size)), empty(1), block_size)
 
     def align_into(self, buffers: DevicePlan, topk_ids: Any, num_experts: int, expert_map: Any = None) -> None:
         """Launch vLLM's alignment into `buffers` on torch's current stream; nothing waits for it."""

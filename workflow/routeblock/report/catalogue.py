@@ -47,7 +47,7 @@ CHAPTERS = (
         "What only a GPU can say: whether the CPU twin gives the kernel's bits, how many plans and outputs the native "
         "alignment gives, whether the grid probe changes anything, and what other versions of vLLM do.",
         (),
-        ("agreement", "census", "probe_control", "versions"),
+        ("history", "repetition", "census", "agreement", "operator", "probe_control", "versions"),
     ),
     Chapter(
         "cost",
@@ -122,6 +122,10 @@ MISSING = {
     "probe_control": (
         "no lane of this study is on a GPU",
         "a lane recorded-h200 or cuda in config.yaml, then make study",
+    ),
+    **dict.fromkeys(
+        ("history", "repetition", "operator"),
+        ("the lane recorded-h200 is not among the lanes", "a lane recorded-h200 in config.yaml, then make study"),
     ),
     "versions": ("no recorded evidence is in this checkout", "fixtures/recorded, then make study"),
 }

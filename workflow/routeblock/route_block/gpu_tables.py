@@ -84,3 +84,22 @@ def versions(documents: Sequence[Document], _: Document) -> list[Row]:
             }
             rows.append(row)
     return rows
+
+
+def history(documents: Sequence[Document], _: Document) -> list[Row]:
+    """For each kind of outcome: how far H0 and H1 are apart, and how far labels exchanged inside pairs put them."""
+    return [{**_place(document), **row} for document in documents for row in document["history"]]
+
+
+def repetition(documents: Sequence[Document], _: Document) -> list[Row]:
+    """For each way to call the native alignment: whether it repeats itself."""
+    return [{**_place(document), **row} for document in documents for row in document["repetition"]]
+
+
+def operator(documents: Sequence[Document], _: Document) -> list[Row]:
+    """What the real operator does with launches, one group over K, and a block without an expert."""
+    return [{**_place(document), **row} for document in documents for row in document["rows"]]
+
+
+def _place(document: Document) -> Row:
+    return {key: document[key] for key in ("lane", "gpu")}

@@ -370,6 +370,52 @@ TABLES |= {
         "counted by their fingerprint, in which the order inside a block does not count. Shares: of the calls, with "
         "the commonest plan and with the canonical one. Histories are separate processes; `both` counts over both.",
     ),
+    "history": Table(
+        "routeblock.native_summary.v1",
+        gpu_tables.history,
+        (
+            *_GPU,
+            Column("outcome"),
+            *(Column(name, "count") for name in ("pairs", "calls", "distinct_h0", "distinct_h1", "distinct_both")),
+            *(Column(name, "count") for name in ("processes_with_one_h0", "processes_with_one_h1")),
+            *(Column(name, "number", ".3f") for name in ("statistic", "null_median", "null_95")),
+            Column("p", "number", ".4f"),
+            Column("permutations", "count"),
+            Column("alpha", "number", "g"),
+            Column("verdict"),
+        ),
+        "History: does it shift what native alignment gives?",
+        "Processes under H0 and H1 by turns, each asking vLLM's own alignment on one routing and running the layer. "
+        "Statistic: total variation between the outcomes of all calls under H0 and under H1, 0 equal, 1 without a "
+        "common outcome. Null: labels exchanged inside pairs of neighbours, the unit being the process. Statistic, "
+        "alpha and seed were committed before the recording; the verdict is that of the plans alone, other rows are "
+        "descriptive. Calls: under each history. H1 is a composite treatment: which part of it acts is not shown, and "
+        "one machine was recorded.",
+    ),
+    "repetition": Table(
+        "routeblock.native_summary.v1",
+        gpu_tables.repetition,
+        (
+            *_GPU,
+            *(Column(name) for name in ("condition", "mode", "routing")),
+            *(Column(name, "count") for name in ("experts", "routes", "processes", "calls")),
+            *(Column(name, "count") for name in ("distinct_plans", "distinct_orders", "processes_with_one_plan")),
+            Column("repeats", "flag"),
+        ),
+        "Repetition: when does native alignment repeat itself?",
+        "Looked at without a hypothesis: every condition is listed, whatever came out. Orders: sorted_token_ids byte "
+        "by byte; plans: their fingerprint, in which the order inside a block does not count. Repeats: one order in "
+        "all calls of all processes, as far as these went; no promise of the kernel. Routing one_expert: so many "
+        "routes of one expert.",
+    ),
+    "operator": Table(
+        "routeblock.operator_summary.v1",
+        gpu_tables.operator,
+        (*_GPU, Column("check"), Column("cases", "count"), Column("differing", "count"), Column("says")),
+        "Operator: launches, one group over K, a block without an expert",
+        "Recorded with vLLM's own operator; outputs are computed again by the twin and compared by digest. A block of "
+        "expert id -1 is refused by the twin: what the operator makes of it depends on what lies before the weights.",
+    ),
     "probe_control": Table(
         "routeblock.probe_control.v1",
         gpu_tables.probe_control,
