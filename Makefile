@@ -10,7 +10,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study report test test-recovery test-report test-slurm test-vllm bundle prediction bench verify repair clean
+.PHONY: setup study report test test-recovery test-report test-slurm test-vllm check-vllm-wheels bundle prediction bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -63,6 +63,10 @@ test-vllm: .venv-vllm/stamp
 	@.venv-vllm/bin/python tests/vllm_plugin/load_plugin.py
 	@.venv-vllm/bin/python tests/vllm_plugin/fused_path.py
 	@.venv-vllm/bin/python -m pytest --override-ini addopts=-q tests/with_torch
+
+# What vLLM's wheels say where the plug-in takes hold, against the committed facts; some 6 GB are downloaded, one by one.
+check-vllm-wheels: setup
+	@$(BIN)/python tests/vllm_plugin/read_wheels.py fixtures/published/vllm_alignment.json --check
 
 .venv-vllm/stamp: envs/cuda.txt pyproject.toml
 	@$(PYTHON) -m venv .venv-vllm

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.metadata
+import json
 import logging
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -17,11 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from routeblock import vllm_plugin
 from routeblock.cuda import align
 from routeblock.cuda.align_variants import Gpu
 from routeblock.errors import InputError
 from routeblock.moe.routing import align as reference
+from routeblock.vllm_plugin import alignment as vllm_plugin
+from routeblock.vllm_plugin import register
+from routeblock.vllm_plugin.contract import CONTRACTS, LAST, NAME, contract
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ("Tensor", "int", "int", "Tensor", "Tensor", "Tensor", "Optional[Tensor]")
@@ -67,18 +72,19 @@ class Tensor:
         return Tensor(self.array[at.array], self.device)
 
 
-def launch(_kernels: Any, _variant: Any, problem: Any, wide: bool, arguments: tuple[Any, ...], _workspace: Any) -> None:
+def launch(_kernels: Any, variant: Any, problem: Any, wide: bool, arguments: tuple[Any, ...], workspace: Any) -> None:
     """What a launch writes, by the reference, through the pointers it is given."""
+    assert workspace is None or workspace.numel() >= variant.workspace_ints(problem) > 0
     topk, expert_map, sorted_ids, expert_ids, total, routes, experts, block, size, blocks, inactive = arguments
 
     def at(pointer: int, count: int, kind: Any = ctypes.c_int32) -> Any:
         return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(kind)), (count,))
 
-    ids = at(topk, routes.value, ctypes.c_int64 if wide else ctypes.c_int32)
-    local = at(expert_map, experts.value) if expert_map else np.arange(experts.value, dtype=np.int32)
-    plan = reference(ids[:, None], experts.value, block.value, expert_map=local)
-    out, owners = at(sorted_ids, size.value), at(expert_ids, blocks.value)
-    out[:], owners[:] = problem.routes, inactive.value
+    ids = at(topk, routes, ctypes.c_int64 if wide else ctypes.c_int32)
+    local = at(expert_map, experts) if expert_map else np.arange(experts, dtype=np.int32)
+    plan = reference(ids[:, None], experts, block, expert_map=local)
+    out, owners = at(sorted_ids, size), at(expert_ids, blocks)
+    out[:], owners[:] = problem.routes, inactive
     out[: plan.num_tokens_post_padded], owners[: plan.num_blocks] = plan.sorted_token_ids, plan.expert_ids
     at(total, 1)[0] = plan.num_tokens_post_padded
 
@@ -111,24 +117,54 @@ class StandIn:
         return self.marlin.fused_marlin_moe(*arguments, **named)
 
 
+def later_own(
+    topk_ids: Any,
+    block_size: int,
+    num_experts: int,
+    expert_map: Any = None,
+    pad_sorted_ids: bool = False,
+    ignore_invalid_experts: bool = False,
+    return_scatter_idx: bool = False,
+) -> tuple[Any, ...]:
+    """vLLM's since 0.31."""
+    return ("vLLM's", block_size, num_experts, return_scatter_idx)
+
+
+VERSION = "0.24.0"
+MARLIN, HUMMING = (module for _, module in CONTRACTS[2].modules)
+
+
+def stand_for(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """The modules of a version, each with vLLM's own alignment."""
+    known = contract(version)
+    assert known
+    installed = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "vllm" else installed(name))
+    for _, module in known.modules:
+        names = module.split(".")
+        for i in range(1, len(names) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(names[:i]), ModuleType(".".join(names[:i])))
+        sys.modules[module].__dict__[NAME] = later_own if len(known.parameters) > 6 else own
+
+
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[StandIn]:
     caplog.set_level(logging.INFO, "vllm.routeblock")
-    names = vllm_plugin.MODULE.split(".")
-    for i in range(1, len(names) + 1):
-        monkeypatch.setitem(sys.modules, ".".join(names[:i]), ModuleType(".".join(names[:i])))
-    marlin: Any = sys.modules[vllm_plugin.MODULE]
-    marlin.moe_align_block_size = own
+    stand_for(monkeypatch, VERSION)
+    marlin: Any = sys.modules[MARLIN]
     exec("def fused_marlin_moe(*a, **k):\n    return moe_align_block_size(*a, **k)", marlin.__dict__)
     schema = SimpleNamespace(arguments=[SimpleNamespace(type=t) for t in SCHEMA], returns=[])
     torch: Any = ModuleType("torch")
     torch.int32 = "int32"
+    torch.cuda = SimpleNamespace(is_current_stream_capturing=lambda: False)
+    torch._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda device: 0)
     torch.empty = lambda size, dtype, device: Tensor(np.full(size, -77, dtype), device)
     torch.ops = SimpleNamespace(
         _moe_C=SimpleNamespace(moe_align_block_size=SimpleNamespace(default=SimpleNamespace(_schema=schema)))
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(align, "prepare", lambda device: SimpleNamespace(gpu=H200))
+    for module in (align, vllm_plugin):
+        monkeypatch.setattr(module, "prepare", lambda device: SimpleNamespace(gpu=H200))
     monkeypatch.setattr(align, "_launch", launch)
     monkeypatch.setenv(vllm_plugin.VARIABLE, "1")
     vllm_plugin._declined.clear()
@@ -139,7 +175,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> I
 def test_the_entry_point_is_register() -> None:
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["vllm.general_plugins"]
     module, name = next(iter(points.values())).split(":")
-    assert getattr(importlib.import_module(module), name) is vllm_plugin.register
+    assert getattr(importlib.import_module(module), name) is register
 
 
 @pytest.mark.parametrize("value", [None, "", "0", "true"])
@@ -151,12 +187,14 @@ def test_it_is_off_unless_the_variable_is_1(vllm: StandIn, monkeypatch: pytest.M
     assert vllm.marlin.moe_align_block_size is own and vllm.said == []
 
 
-def test_it_replaces_once_and_says_one_line(vllm: StandIn) -> None:
+def test_it_replaces_both_paths_once_and_says_one_line_each(vllm: StandIn) -> None:
     for _ in range(3):
         vllm_plugin.register()
     ours = vllm.marlin.moe_align_block_size
     assert isinstance(ours, vllm_plugin.CanonicalAlignment) and ours.own is own
-    assert len(vllm.said) == 1 and "canonical order" in vllm.said[0]
+    assert isinstance(getattr(sys.modules[HUMMING], NAME), vllm_plugin.CanonicalAlignment)
+    assert ["canonical order" in line for line in vllm.said] == [True, True]
+    assert "for Marlin" in vllm.said[0] and "for Humming" in vllm.said[1]
 
 
 def routing(tokens: int, experts: int, dtype: Any = np.int32) -> Tensor:
@@ -165,7 +203,7 @@ def routing(tokens: int, experts: int, dtype: Any = np.int32) -> Tensor:
     return Tensor(np.ascontiguousarray(order[:, :8], dtype))
 
 
-@pytest.mark.parametrize("tokens", [1, 21, 4096])
+@pytest.mark.parametrize("tokens", [1, 21, 4096, 16384])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("pad", [False, True])
 def test_plans_are_the_reference_in_vllms_sizes(vllm: StandIn, tokens: int, dtype: Any, pad: bool) -> None:
@@ -229,21 +267,19 @@ def test_a_call_it_cannot_serve_is_vllms_and_said_once(vllm: StandIn, ids: Tenso
     vllm_plugin.register()
     for _ in range(3):
         assert vllm.call(ids, 8, experts, ignore_invalid_experts=True) == ("vLLM's", 8, experts)
-    assert len(vllm.said) == 2 and words in vllm.said[1]
+    assert len(vllm.said) == 3 and words in vllm.said[2]
 
 
 def test_a_gpu_without_the_kernels_keeps_vllms_path(vllm: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(align, "prepare", no_kernels)
+    monkeypatch.setattr(vllm_plugin, "prepare", no_kernels)
     vllm_plugin.register()
     for _ in range(2):
         assert vllm.call(routing(1, 128), 8, 128) == ("vLLM's", 8, 128)
-    assert len(vllm.said) == 2 and "device 0 is sm_70" in vllm.said[1]
+    assert len(vllm.said) == 3 and "device 0 is sm_70" in vllm.said[2]
 
 
 def other_signature(vllm: StandIn) -> None:
-    def later(topk_ids: Any, block_size: int, num_experts: int, return_scatter_idx: bool = False) -> None: ...
-
-    vllm.marlin.__dict__["moe_align_block_size"] = later
+    vllm.marlin.__dict__["moe_align_block_size"] = later_own
 
 
 def other_operator(vllm: StandIn) -> None:
@@ -259,7 +295,7 @@ def no_name(vllm: StandIn) -> None:
 
 
 def no_module(vllm: StandIn) -> None:
-    del sys.modules[vllm_plugin.MODULE]
+    sys.modules[MARLIN] = None  # type: ignore[assignment]
 
 
 def no_cuda_core(vllm: StandIn) -> None:
@@ -269,8 +305,8 @@ def no_cuda_core(vllm: StandIn) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (other_signature, "is not the signature of vLLM 0.24.0"),
-        (other_operator, "is not the operator of vLLM 0.24.0"),
+        (other_signature, "is not the signature of this version"),
+        (other_operator, "is not the operator of this version"),
         (no_operator, "the operator _moe_C::moe_align_block_size is not there"),
         (no_name, "has no moe_align_block_size"),
         (no_module, "does not import"),
@@ -286,4 +322,83 @@ def test_what_it_does_not_know_stays_and_is_said_once(
     for _ in range(3):
         vllm_plugin.register()
     assert vllm.marlin.__dict__.get("moe_align_block_size") is before
-    assert len(vllm.said) == 1 and words in vllm.said[0] and "stays vLLM's own" in vllm.said[0]
+    of_marlin = [line for line in vllm.said if "stays vLLM's own for Marlin" in line]
+    assert len(of_marlin) == 1 and words in of_marlin[0]
+
+
+FACTS = json.loads((ROOT / "fixtures/published/vllm_alignment.json").read_bytes())
+
+
+@pytest.mark.parametrize("version", FACTS)
+def test_the_contract_is_what_the_wheels_say(version: str) -> None:
+    known, read = contract(version), FACTS[version]
+    assert known
+    assert [[name, "" if default is ... else repr(default)] for name, default in known.parameters] == read["function"]
+    types = {"Tensor": "Tensor", "int": "int", "Tensor!": "Tensor", "Tensor?": "Optional[Tensor]"}
+    arguments = read["schema"].removeprefix(f"{NAME}(").removesuffix(") -> ()").replace("(a!)", "").split(", ")
+    assert tuple(types[argument.split()[0]] for argument in arguments) == known.operator
+    places = {module for module in read["calls"] if re.search("marlin|humming", module)}
+    assert {module for _, module in known.modules} == places
+    for module in places:
+        assert all(set(call) <= {"*", *(name for name, _ in known.parameters)} for call in read["calls"][module])
+
+
+def test_every_version_of_the_table_was_read() -> None:
+    read = {tuple(map(int, version.split(".")[:2])) for version in FACTS}
+    assert read == {(0, minor) for minor in range(CONTRACTS[0].since[1], LAST[1] + 1)}
+
+
+@pytest.mark.parametrize("version", ["0.20.2", "0.21.0", "0.33.0"])
+def test_other_versions_are_replaced_where_they_look_the_name_up(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    stand_for(monkeypatch, version)
+    known = contract(version)
+    assert known
+    if len(known.operator) > len(SCHEMA):
+        vllm.schema.arguments.append(SimpleNamespace(type="Optional[Tensor]"))
+    vllm_plugin.register()
+    for _, module in known.modules:
+        assert isinstance(getattr(sys.modules[module], NAME), vllm_plugin.CanonicalAlignment)
+
+
+def test_a_call_that_asks_for_scatter_indices_and_cannot_be_served_is_vllms(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_for(monkeypatch, "0.33.0")
+    vllm.schema.arguments.append(SimpleNamespace(type="Optional[Tensor]"))
+    register()
+    ours = getattr(sys.modules[HUMMING], NAME)
+    ids = Tensor(np.zeros((3, 8), np.int32), Device("cpu", None))
+    assert ours(ids, 8, 16, return_scatter_idx=True) == ("vLLM's", 8, 16, True)
+    assert ours(ids, 8, 16) == ("vLLM's", 8, 16, False)
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.34.0", "1.0.0", "dev"])
+def test_a_version_that_nobody_read_is_named(vllm: StandIn, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    vllm_plugin.register()
+    assert vllm.marlin.moe_align_block_size is own
+    assert len(vllm.said) == 1 and f"vllm {version} is not a version that was read, 0.20 to 0.33" in vllm.said[0]
+
+
+def test_without_vllm_it_says_so(vllm: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    vllm_plugin.register()
+    assert len(vllm.said) == 1 and "vllm is not installed" in vllm.said[0]
+
+
+def test_many_routes_share_a_workspace_on_a_stream_and_a_graph_has_its_own(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_plugin, "_workspaces", {})
+    torch, device = sys.modules["torch"], Device("cuda")
+    first = vllm_plugin._workspace(device, 64)
+    assert vllm_plugin._workspace(device, 32) is first
+    larger = vllm_plugin._workspace(device, 128)
+    assert larger.numel() == 128 and vllm_plugin._workspace(device, 64) is larger
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_current_stream_capturing=lambda: True))
+    assert vllm_plugin._workspace(device, 64) is not larger

@@ -8,7 +8,6 @@ Run as `python -m routeblock.alignment_cost.exercise`.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -92,8 +91,7 @@ def equal(device: Device, variant: Variant, ids: NDArray[Any], experts: int, blo
     topk = device.upload(ids)
     expert_map = device.upload(local) if with_map else 0
     workspace = device.allocate(4 * variant.workspace_ints(problem))
-    numbers = (ids.size, experts, block, sizes[0], sizes[1], -1)
-    arguments = (topk, expert_map, *outs, *(ctypes.c_int(n) for n in numbers))
+    arguments = (topk, expert_map, *outs, ids.size, experts, block, sizes[0], sizes[1], -1)
     device.kernels.launch(variant, problem, ids.itemsize == 8, int(device.stream.handle), arguments, workspace)
     got = [device.download(address, n) for address, n in zip(outs, sizes, strict=True)]
     device.free()

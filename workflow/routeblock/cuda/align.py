@@ -8,8 +8,8 @@ captured in a CUDA graph; only the first call for a device compiles and loads th
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 from routeblock.cuda.align_kernels import Kernels
@@ -18,6 +18,7 @@ from routeblock.errors import InputError
 
 INACTIVE = -1  # what stands in expert_ids behind the last block
 _INT32_MAX = 2**31 - 1
+_INT32, _IDS = ("int32",), ("int32", "int64")
 
 
 @cache
@@ -39,8 +40,7 @@ def prepare(device: int) -> Kernels:
 
 def workspace_size(routes: int, num_experts: int, block_size: int, device: int, variant: str | None = None) -> int:
     """int32 entries of workspace that a call of these sizes needs; 0 for all that one launch does."""
-    problem = Problem(routes, num_experts, block_size)
-    return _pick(problem, prepare(device).gpu, variant).workspace_ints(problem)
+    return _served(prepare(device).gpu, routes, num_experts, block_size, variant).workspace
 
 
 def moe_align_block_size(
@@ -62,31 +62,32 @@ def moe_align_block_size(
     int32 [at least min(routes * block_size, routes + num_experts * (block_size - 1)), whole blocks], expert_ids int32
     [at least one a block of it], num_tokens_post_padded int32 [1]: written whole, sentinel `routes` and `inactive`
     beyond what is used. expert_map: int32 [num_experts], local id or -1. workspace: int32 [`workspace_size`], with
-    anything in it. variant: a name of `align_variants.VARIANTS` instead of the one that serves this size. All on one
-    CUDA device, contiguous. Raises InputError, without a launch, for anything else.
+    anything in it, or a function of device and entries that gives one where a call needs it. variant: a name of
+    `align_variants.VARIANTS` instead of the one that serves this size. All on one CUDA device, contiguous. Raises
+    InputError, without a launch, for anything else.
     """
-    problem = _check(
-        topk_ids, num_experts, block_size, sorted_token_ids, expert_ids, num_tokens_post_padded, expert_map
-    )
-    kernels = prepare(topk_ids.device.index)
-    chosen = _pick(problem, kernels.gpu, variant)
-    needed = chosen.workspace_ints(problem)
-    if needed:
-        if workspace is None:
+    device = topk_ids.device
+    _tensor("topk_ids", topk_ids, device, _IDS)
+    kernels = prepare(device.index)
+    served = _served(kernels.gpu, topk_ids.numel(), num_experts, block_size, variant)
+    _output("sorted_token_ids", sorted_token_ids, device, served.slots)
+    _output("expert_ids", expert_ids, device, served.blocks)
+    _output("num_tokens_post_padded", num_tokens_post_padded, device, 1)
+    if expert_map is not None:
+        _tensor("expert_map", expert_map, device, _INT32)
+        if expert_map.numel() != num_experts:
             raise _refuse(
-                f"{problem.routes} routes without a workspace",
-                f"{chosen.name} needs int32 [{needed}]",
-                "allocate workspace_size(...) entries once and pass them",
+                f"expert map of {expert_map.numel()} entries",
+                f"one for each of the {num_experts} global experts",
+                "pass the whole map",
             )
-        _tensor("workspace", workspace, topk_ids.device, ("int32",), least=needed)
-        if workspace.data_ptr() % 16:
-            raise _refuse(
-                f"workspace at address {workspace.data_ptr():#x}", "a multiple of 16", "pass the start of an allocation"
-            )
+    space = None
+    if served.workspace:
+        space = workspace(device, served.workspace) if callable(workspace) else _checked(workspace, device, served)
     _launch(
         kernels,
-        chosen,
-        problem,
+        served.variant,
+        served.problem,
         topk_ids.element_size() == 8,
         (
             topk_ids.data_ptr(),
@@ -94,25 +95,61 @@ def moe_align_block_size(
             sorted_token_ids.data_ptr(),
             expert_ids.data_ptr(),
             num_tokens_post_padded.data_ptr(),
-            ctypes.c_int(problem.routes),
-            ctypes.c_int(num_experts),
-            ctypes.c_int(block_size),
-            ctypes.c_int(sorted_token_ids.numel()),
-            ctypes.c_int(expert_ids.numel()),
-            ctypes.c_int(inactive),
+            served.problem.routes,
+            num_experts,
+            block_size,
+            sorted_token_ids.numel(),
+            expert_ids.numel(),
+            inactive,
         ),
-        workspace,
+        space,
     )
 
 
 def _launch(
-    kernels: Kernels, variant: Variant, problem: Problem, wide: bool, arguments: tuple[Any, ...], workspace: Any
+    kernels: Kernels, variant: Variant, problem: Problem, wide: bool, arguments: tuple[int, ...], workspace: Any
 ) -> None:
     import torch
 
+    address = 0 if workspace is None else workspace.data_ptr()
+    if torch.cuda.current_device() == kernels.index:
+        kernels.launch(variant, problem, wide, current_stream(kernels.index), arguments, address)
+        return
     with torch.cuda.device(kernels.index):
-        stream = torch.cuda.current_stream().cuda_stream
-        kernels.launch(variant, problem, wide, stream, arguments, 0 if workspace is None else workspace.data_ptr())
+        kernels.launch(variant, problem, wide, current_stream(kernels.index), arguments, address)
+
+
+def current_stream(device: int) -> int:
+    """The handle of torch's current stream on a device."""
+    import torch
+
+    # torch's public form makes an object per call; this one is what Triton's launcher uses.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(raw(device) if raw else torch.cuda.current_stream(device).cuda_stream)
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What follows from the sizes of a call alone: least entries of the outputs and of the workspace."""
+
+    problem: Problem
+    variant: Variant
+    slots: int
+    blocks: int
+    workspace: int
+
+
+@lru_cache(maxsize=4096)
+def _served(gpu: Gpu, routes: int, num_experts: int, block_size: int, variant: str | None) -> _Served:
+    if not 1 <= num_experts <= MAX_EXPERTS:
+        raise _refuse(f"{num_experts} experts", f"1 to {MAX_EXPERTS}", "split the experts")
+    if not 1 <= block_size <= _INT32_MAX:
+        raise _refuse(f"block size {block_size}", "1 or more", "choose the block size of the GEMM")
+    problem = Problem(routes, num_experts, block_size)
+    if problem.bound > _INT32_MAX or routes > _INT32_MAX - (1 << 20):
+        raise _refuse(f"{routes} routes in blocks of {block_size}", "slots are counted in int32", "split the batch")
+    chosen = _pick(problem, gpu, variant)
+    return _Served(problem, chosen, problem.bound, problem.bound // block_size, chosen.workspace_ints(problem))
 
 
 def _pick(problem: Problem, gpu: Gpu, name: str | None) -> Variant:
@@ -131,57 +168,43 @@ def _pick(problem: Problem, gpu: Gpu, name: str | None) -> Variant:
     return chosen
 
 
-def _check(
-    topk_ids: Any,
-    num_experts: int,
-    block_size: int,
-    sorted_token_ids: Any,
-    expert_ids: Any,
-    num_tokens_post_padded: Any,
-    expert_map: Any,
-) -> Problem:
-    if not 1 <= num_experts <= MAX_EXPERTS:
-        raise _refuse(f"{num_experts} experts", f"1 to {MAX_EXPERTS}", "split the experts")
-    if not 1 <= block_size <= _INT32_MAX:
-        raise _refuse(f"block size {block_size}", "1 or more", "choose the block size of the GEMM")
-    device = topk_ids.device
-    _tensor("topk_ids", topk_ids, device, ("int32", "int64"))
-    problem = Problem(topk_ids.numel(), num_experts, block_size)
-    if problem.bound > _INT32_MAX or problem.routes > _INT32_MAX - (1 << 20):
+def _output(name: str, tensor: Any, device: Any, least: int) -> None:
+    _tensor(name, tensor, device, _INT32, least)
+    if tensor.numel() > _INT32_MAX:
+        raise _refuse(f"{name} of {tensor.numel()} entries", f"at most {_INT32_MAX}", "pass a smaller buffer")
+
+
+def _checked(workspace: Any, device: Any, served: _Served) -> Any:
+    if workspace is None:
         raise _refuse(
-            f"{problem.routes} routes in blocks of {block_size}", "slots are counted in int32", "split the batch"
+            f"{served.problem.routes} routes without a workspace",
+            f"{served.variant.name} needs int32 [{served.workspace}]",
+            "allocate workspace_size(...) entries once and pass them",
         )
-    for name, tensor, least in (
-        ("sorted_token_ids", sorted_token_ids, problem.bound),
-        ("expert_ids", expert_ids, problem.bound // block_size),
-        ("num_tokens_post_padded", num_tokens_post_padded, 1),
-    ):
-        _tensor(name, tensor, device, ("int32",), least=least)
-        if tensor.numel() > _INT32_MAX:
-            raise _refuse(f"{name} of {tensor.numel()} entries", f"at most {_INT32_MAX}", "pass a smaller buffer")
-    if expert_map is not None:
-        _tensor("expert_map", expert_map, device, ("int32",))
-        if expert_map.numel() != num_experts:
-            raise _refuse(
-                f"expert map of {expert_map.numel()} entries",
-                f"one for each of the {num_experts} global experts",
-                "pass the whole map",
-            )
-    return problem
+    _tensor("workspace", workspace, device, _INT32, served.workspace)
+    if workspace.data_ptr() % 16:
+        raise _refuse(
+            f"workspace at address {workspace.data_ptr():#x}", "a multiple of 16", "pass the start of an allocation"
+        )
+    return workspace
 
 
 def _tensor(name: str, tensor: Any, device: Any, dtypes: tuple[str, ...], least: int = 0) -> None:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if tensor.device.type != "cuda" or tensor.device != device:
-        raise _refuse(
-            f"{name} on {tensor.device}", f"{device if device.type == 'cuda' else 'a CUDA device'}", "move it"
-        )
-    if dtype not in dtypes:
-        raise _refuse(f"{name} of {dtype}", " or ".join(dtypes), "convert it")
+    found = tensor.device
+    if found != device or found.type != "cuda":
+        raise _refuse(f"{name} on {found}", f"{device if device.type == 'cuda' else 'a CUDA device'}", "move it")
+    if dtype_name(tensor.dtype) not in dtypes:
+        raise _refuse(f"{name} of {dtype_name(tensor.dtype)}", " or ".join(dtypes), "convert it")
     if not tensor.is_contiguous():
         raise _refuse(f"{name} with strides {tuple(tensor.stride())}", "a contiguous tensor", "call .contiguous()")
     if tensor.numel() < least:
         raise _refuse(f"{name} of {tensor.numel()} entries", f"at least {least} are needed", "allocate more")
+
+
+@cache
+def dtype_name(dtype: Any) -> str:
+    """`int32` for torch.int32."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _refuse(what: str, limit: str, way_out: str) -> InputError:

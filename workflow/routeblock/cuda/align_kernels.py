@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The alignment kernels of one device: compiled, loaded and launched with cuda-core. torch is not needed."""
+"""The alignment kernels of one device: compiled, loaded with cuda-core, launched by the driver. No torch."""
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
+import threading
 from pathlib import Path
 from typing import Any
 
 from routeblock.cuda import nvrtc
 from routeblock.cuda.align_variants import PLAIN_SHARED_BYTES, Gpu, Kind, Problem, Variant
+from routeblock.cuda.packed_launch import PackedLaunch, Step
 from routeblock.errors import InputError
 
 SOURCE = Path(__file__).with_name("align.cu")
 HEADERS = (Path(__file__).with_name("align_variants.cuh"),)
+PARAMETERS = 12  # of every kernel in align.cu
+MOST_PREPARED = 4096  # launches kept packed a thread: sizes of batches come and go
 
 
 def compile_for(gpu: Gpu) -> nvrtc.Cubin:
@@ -39,49 +41,61 @@ class Kernels:
                 way_out="install envs/cuda13.txt",
             ) from e
         self.index, self.gpu = index, gpu
-        self._core, self._driver = core, driver
+        self._driver = driver
         core.Device(index).set_current()
         cubin = compile_for(gpu)
         self.cubin_sha256 = cubin.sha256
         self._code = core.ObjectCode.from_cubin(cubin.code)
         self._kernels: dict[str, Any] = {}
         self._shared: dict[str, int] = {}
-        self._steps = lru_cache(maxsize=4096)(self._make_steps)
+        self._packed = threading.local()
 
     def launch(
-        self, variant: Variant, problem: Problem, wide: bool, stream: int, arguments: tuple[Any, ...], workspace: int
+        self, variant: Variant, problem: Problem, wide: bool, stream: int, arguments: tuple[int, ...], workspace: int
     ) -> None:
         """Enqueue one alignment on the stream with this handle.
 
-        wide: ids are int64. arguments: the pointers and integers that every kernel of align.cu takes, pointers as int,
-        integers as c_int; workspace: the pointer, for variants that use one.
+        wide: ids are int64. arguments: the pointers and integers that every kernel of align.cu takes; workspace: the
+        pointer, for variants that use one.
         """
-        where = self._core.Stream.from_handle(stream)
-        last = workspace if variant.kind is Kind.TILES else ctypes.c_int(variant.slots(problem))
-        for kernel, config in self._steps(variant, problem, wide):
-            self._core.launch(where, config, kernel, *arguments, last)
+        launch, slots = self._prepared(variant, problem, wide)
+        launch(stream, (*arguments, workspace if slots is None else slots))
 
-    def _make_steps(self, variant: Variant, problem: Problem, wide: bool) -> list[tuple[Any, Any]]:
+    def _prepared(self, variant: Variant, problem: Problem, wide: bool) -> tuple[PackedLaunch, int | None]:
+        """The launch of these sizes, packed for this thread, and the last argument where it is no workspace."""
+        try:
+            kept: dict[tuple[Any, ...], tuple[PackedLaunch, int | None]] = self._packed.of_thread
+        except AttributeError:
+            kept = self._packed.of_thread = {}
+        key = (variant.name, problem.routes, problem.experts, problem.block_size, wide)
+        found = kept.get(key)
+        if found is None:
+            if len(kept) >= MOST_PREPARED:
+                kept.clear()
+            slots = None if variant.kind is Kind.TILES else variant.slots(problem)
+            found = kept[key] = (self._pack(variant, problem, wide), slots)
+        return found
+
+    def _pack(self, variant: Variant, problem: Problem, wide: bool) -> PackedLaunch:
         suffix = "i64" if wide else "i32"
-        shared, blocks = variant.shared_bytes(problem), variant.parts(problem)
+        shared = variant.shared_bytes(problem)
         if variant.kind is Kind.TILES:
             stages = {"_count": 4 * 4 * ((problem.experts + 4) // 4), "_scatter": shared}
         else:
             stages = {"": shared}
-        cluster = variant.cluster if variant.kind is Kind.CLUSTER else None
-        return [
-            (
-                self._kernel(f"{variant.name}{stage}_{suffix}", size, variant.cluster),
-                self._core.LaunchConfig(
-                    # cuda-core counts the grid in clusters where there are any
-                    grid=1 if cluster else blocks,
-                    cluster=cluster,
-                    block=variant.threads,
-                    shmem_size=size,
-                ),
-            )
-            for stage, size in stages.items()
-        ]
+        return PackedLaunch(
+            PARAMETERS,
+            [
+                Step(
+                    int(self._kernel(f"{variant.name}{stage}_{suffix}", size, variant.cluster).handle),
+                    variant.parts(problem),
+                    variant.threads,
+                    size,
+                    variant.cluster if variant.kind is Kind.CLUSTER else 1,
+                )
+                for stage, size in stages.items()
+            ],
+        )
 
     def _kernel(self, name: str, shared: int, cluster: int) -> Any:
         """The kernel `name`, allowed to take `shared` bytes a block and `cluster` blocks a cluster."""
