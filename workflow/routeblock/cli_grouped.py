@@ -95,6 +95,29 @@ def record_grouped_counters(
     print(counting.write(out, protocol, counters, cubin, code=code("record_grouped_counters")))
 
 
+def window(
+    command: Annotated[list[str], typer.Argument(help="What to measure, after --.")],
+    out: Annotated[Path, typer.Option(help="File to write: what happened; its manifest goes beside it.")],
+    before: Annotated[list[str] | None, typer.Option(help="A shell command that drains and holds; repeat.")] = None,
+    check: Annotated[list[str] | None, typer.Option(help="A shell command: 0 while it is so; repeat.")] = None,
+    after: Annotated[list[str] | None, typer.Option(help="A shell command that opens again; repeat.")] = None,
+    resident: Annotated[list[str] | None, typer.Option(help="A process that may stay on the GPU; repeat.")] = None,
+    yields: Annotated[
+        Path | None, typer.Option(help="What the command writes: taken away if the window fails.")
+    ] = None,
+) -> None:
+    """Measure in a guarded window: drain, check, run, check, verify the cleanup, open. Exits 1 if a check failed."""
+    from routeblock.cuda import window as guarded
+    from routeblock.evidence.gpu_record import plain
+    from routeblock.rule_code import code
+
+    settings = guarded.Settings(*(tuple(given or ()) for given in (before, check, after, resident)))
+    status = guarded.run(settings, command, yields, out, code=code("window"))
+    if status:
+        print(guarded.failed(out, plain(out)["steps"]))
+        raise typer.Exit(status)
+
+
 def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | None, threads: int) -> None:
     from routeblock.grouped_schedule import lanes
     from routeblock.rule_code import code
@@ -199,6 +222,7 @@ COMMANDS = (
     sanitize,
     record_gpus,
     record_grouped_counters,
+    window,
     recorded,
     statistics,
     validate_timings,

@@ -83,6 +83,7 @@ RULES: dict[str, Code] = {
     "beyond": Code(("routeblock.grouped_schedule.lanes",)),
     "recorded": Code(("routeblock.grouped_schedule.reprove",)),
     "record_grouped_counters": Code(("routeblock.grouped_schedule.counters",), _KERNEL_FILES),
+    "window": Code(("routeblock.cuda.window",)),
     "bundle": Code(("routeblock.grouped_schedule.bundle",)),
     "sanitizer": Code(("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.exercise")),
     "statistics": Code(("routeblock.grouped_schedule.statistics",)),

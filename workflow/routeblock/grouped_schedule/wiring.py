@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from routeblock.config import Config, GroupedLane
+from routeblock.cuda.window import Settings
 from routeblock.errors import InputError
 
 # In the order of the report. A test holds the list against the tables' own.
@@ -99,6 +100,15 @@ def bundled(config: Config) -> list[str]:
     given = ["fixtures/protocols/grouped_schedule.json", "fixtures/published/grouped_schedule.json"]
     made = [*records(config), f"{RESULTS}/statistics", f"{RESULTS}/validation"]
     return [*given, *identities(config), *made, *tables]
+
+
+def window(config: Config, lane: str, device: str, kind: str) -> str:
+    """What stands before a timed command: the guarded window that config.yaml asks for on this machine's GPUs."""
+    options = Settings(**config.window.model_dump()).options()
+    if lane != GroupedLane.CUDA or not options:
+        return ""
+    folder = f"{RESULTS}/{lane}/{device}"
+    return f"routeblock window {options} --yields {folder}/{kind} --out {folder}/window_{kind}.json --"
 
 
 def threads(config: Config, lane: str) -> int:
