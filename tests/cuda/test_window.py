@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -80,7 +80,7 @@ class Nvml:
     """Two processes besides this one."""
 
     NVMLError = RuntimeError
-    names = {1: b"/usr/bin/vllm", 2: "/opt/other"}
+    names: ClassVar[dict[int, Any]] = {1: b"/usr/bin/vllm", 2: "/opt/other"}
 
     def nvmlDeviceGetHandleByPciBusId(self, bus: bytes) -> int:  # noqa: N802
         return 0

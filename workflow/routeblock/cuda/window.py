@@ -50,7 +50,7 @@ class Settings:
     resident: tuple[str, ...] = ()
 
     def options(self) -> str:
-        """The options of `routeblock window` that say the same, quoted for a shell; nothing where there is no window."""
+        """The options of `routeblock window` that say the same, quoted for a shell; empty where there is no window."""
         given = [
             part
             for name in ("before", "check", "after", "resident")
@@ -99,8 +99,8 @@ def run(
         ready = all(_shell(log, Step.BEFORE, c) for c in settings.before)
         if ready and all(_shell(log, Step.CHECK, c) for c in settings.check):
             status = _measure(log, command, settings.resident)
-            held = all([_shell(log, Step.CHECK_AGAIN, c) for c in settings.check])
-            clean = _cleaned(log, looked)
+            held = all(_shell(log, Step.CHECK_AGAIN, c) for c in settings.check)
+            clean = _cleaned(log, looked)  # looked at whether it was held or not
             status = status or int(not (held and clean))
     finally:
         for c in settings.after:
