@@ -13,15 +13,15 @@ from matplotlib.figure import Figure
 
 from routeblock import figure_style, tables
 from routeblock import rule_code as workflow
-from routeblock.alignment_cost import wiring as alignment
+from routeblock.alignment_cost import targets as alignment
 from routeblock.alignment_cost.figures import FIGURES as ALIGNMENT
 from routeblock.cli import main
 from routeblock.errors import InputError
 from routeblock.evidence.chain import verify
 from routeblock.figure_style import DARK, FAINT, GREY, INK, LIGHT, MID, PAPER, Row, TableFigure
-from routeblock.grouped_schedule import wiring as grouped
+from routeblock.grouped_schedule import targets as grouped
 from routeblock.grouped_schedule.figures import FIGURES as GROUPED
-from routeblock.q6k_dispatch import wiring as fast_paths
+from routeblock.q6k_dispatch import targets as fast_paths
 from routeblock.route_block.figures.draw import FIGURES
 from routeblock.tables import Column
 

@@ -12,9 +12,9 @@ import pytest
 from checkout import ROOT, Checkout
 
 from routeblock import rule_code as workflow
-from routeblock.alignment_cost import wiring as alignment
-from routeblock.grouped_schedule import wiring as grouped
-from routeblock.q6k_dispatch import wiring as fast_paths
+from routeblock.alignment_cost import targets as alignment
+from routeblock.grouped_schedule import targets as grouped
+from routeblock.q6k_dispatch import targets as fast_paths
 
 NAMES = ("table_versions", "figure_trajectories")
 

@@ -9,13 +9,17 @@ from typing import Annotated
 import typer
 
 from routeblock.cli_shared import (
+    EDITS,
     CommittedRecord,
+    DeclaredEdits,
+    MutationsFile,
     Out,
     ProtocolFile,
     Recomputed,
     RecordFolder,
     StatisticsFile,
     TableName,
+    ValidationFile,
     add,
     report,
 )
@@ -33,10 +37,11 @@ def record_alignment(
     $ROUTEBLOCK_EXTENSION names vLLM's MoE extension. Exits 1 if a check found something.
     """
     from routeblock.alignment_cost import record
+    from routeblock.alignment_cost.study import STUDY
     from routeblock.rule_code import code
 
     wrong = record.write(out, protocol, seconds=seconds, code=code("record_alignment"))
-    report(wrong, str(out / record.FOLDER.archive))
+    report(wrong, str(out / STUDY.archive))
 
 
 def alignment_exactness(out: Out) -> None:
@@ -48,52 +53,53 @@ def alignment_exactness(out: Out) -> None:
 
 
 def recorded_alignment(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
-    """Prove a committed record again on this CPU: files, routings, plans, variants. Exits 1 if something differs."""
-    from routeblock.alignment_cost import reprove
+    """Verify a committed record on this CPU: files, batches, plans, variants. Exits 1 if something differs."""
+    from routeblock.alignment_cost import verification
     from routeblock.rule_code import code
 
-    wrong = reprove.write(out, source, protocol, code=code("recorded_alignment"))
-    report(wrong, "every plan is the recorded one")
+    wrong = verification.write(out, source, protocol, code=code("recorded_alignment"))
+    report(wrong, "every batch and plan is as it should be")
 
 
 def alignment_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios with intervals and verdicts from raw batches. Exits 1 if the record lacks what the protocol asks for."""
-    from routeblock.alignment_cost import statistics
+    from routeblock.alignment_cost.study import STUDY
     from routeblock.rule_code import code
+    from routeblock.timing import statistics
 
-    wrong = statistics.write(out, record, protocol, code=code("alignment_statistics"))
+    digest = code("alignment_statistics")
+    wrong = statistics.write(out, STUDY, [record], protocol, rule="alignment_statistics", code=digest)
     report(wrong, "the record is whole")
 
 
 def validate_alignment(
     out: Out, record: RecordFolder, statistics: Recomputed, protocol: ProtocolFile = PROTOCOL
 ) -> None:
-    """Recompute statistics and verdicts with code of its own. Exits 1 unless every value is exactly equal."""
-    from routeblock.alignment_cost import validate
+    """Recount statistics and verdicts with code of its own. Exits 1 unless every value is exactly equal."""
+    from routeblock.alignment_cost.study import STUDY
     from routeblock.rule_code import code
+    from routeblock.timing import validation
 
-    number, wrong = validate.write(out, statistics, record, protocol, code=code("validate_alignment"))
-    report(wrong, f"{number} comparisons recomputed, all exactly equal")
+    digest = code("validate_alignment")
+    number, wrong = validation.write(out, STUDY, statistics, [record], protocol, rule="validate_alignment", code=digest)
+    report(wrong, f"{number} comparisons recounted, all exactly equal")
 
 
 def mutate_alignment(
-    out: Out,
-    record: RecordFolder,
-    statistics: StatisticsFile,
-    protocol: ProtocolFile = PROTOCOL,
-    declared: Annotated[Path, typer.Option(help="The declared edits.")] = Path("fixtures/alignment_mutations.json"),
+    out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL, declared: DeclaredEdits = EDITS
 ) -> None:
     """Edit copies of a record, one each, and see them refused for the declared reasons; else exit 1."""
-    from routeblock.alignment_cost import mutate
+    from routeblock.alignment_cost.edits import ROOM
+    from routeblock.alignment_cost.study import STUDY
+    from routeblock.alignment_cost.verification import recompute
     from routeblock.rule_code import code
+    from routeblock.timing import mutations
 
-    entries = mutate.write(out, record, statistics, protocol, declared, code=code("alignment_mutations"))
-    wrong = [
-        f"{e['name']}: {', '.join(e['found']) or 'nothing'} found, declared {', '.join(e['reasons']) or 'nothing'}"
-        for e in entries
-        if e["as_declared"] is False
-    ]
-    report(wrong, f"{len(entries)} copies judged as declared")
+    digest = code("alignment_mutations")
+    entries = mutations.write(
+        out, STUDY, ROOM, [record], protocol, declared, recompute, rule="alignment_mutations", code=digest
+    )
+    report(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
 
 
 def alignment_table(
@@ -101,8 +107,8 @@ def alignment_table(
     out: Out,
     record: RecordFolder,
     statistics: StatisticsFile,
-    mutations: Annotated[Path, typer.Option(help="Its mutations.json.")],
-    validation: Annotated[Path, typer.Option(help="Its validation.json.")],
+    validation: ValidationFile,
+    mutations: MutationsFile = None,
 ) -> None:
     """Write one table of the alignment's cost as .parquet, .csv and .md."""
     from routeblock.alignment_cost import tables
@@ -110,7 +116,8 @@ def alignment_table(
     from routeblock.tables import find
 
     find(name, tables.TABLES)  # a name without a table has no code either
-    tables.write(name, out, statistics, record, mutations, validation, code=code(f"table_{name}"))
+    digest = code(f"table_{name}")
+    tables.write(name, out, statistics, record, validation, mutations_file=mutations, code=digest)
 
 
 COMMANDS = (

@@ -9,12 +9,17 @@ from typing import Annotated
 import typer
 
 from routeblock.cli_shared import (
+    EDITS,
     CommittedRecord,
+    DeclaredEdits,
+    MutationsFile,
     Out,
     ProtocolFile,
+    Recomputed,
     RecordFolder,
     StatisticsFile,
     TableName,
+    ValidationFile,
     add,
     report,
 )
@@ -37,33 +42,72 @@ def record_dispatch(
     Exits 1 if a check found something.
     """
     from routeblock.q6k_dispatch import record
+    from routeblock.q6k_dispatch.study import STUDY
     from routeblock.rule_code import code
 
     files = record.Given(cubin, schedules, plugin, llama)
     wrong = record.write(out, protocol, files, code=code("record_dispatch"))
-    report(wrong, str(out / record.FOLDER.archive))
+    report(wrong, str(out / STUDY.archive))
 
 
 def recorded_dispatch(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
-    """Prove a committed record again on this CPU: files, jobs, plans, bits of samples. Exits 1 if something differs."""
-    from routeblock.q6k_dispatch import reprove
+    """Verify a committed record on this CPU: files, batches, jobs, plans, samples. Exits 1 if something differs."""
+    from routeblock.q6k_dispatch import verification
     from routeblock.rule_code import code
 
-    wrong = reprove.write(out, source, protocol, code=code("recorded_dispatch"))
-    report(wrong, "every sampled output is the recorded one")
+    wrong = verification.write(out, source, protocol, code=code("recorded_dispatch"))
+    report(wrong, "every batch and sampled output is as it should be")
 
 
 def dispatch_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios to every peer, with intervals, from raw batches. Exits 1 if the record lacks what is asked for."""
-    from routeblock.q6k_dispatch import statistics
+    from routeblock.q6k_dispatch.study import STUDY
     from routeblock.rule_code import code
+    from routeblock.timing import statistics
 
-    wrong = statistics.write(out, record, protocol, code=code("dispatch_statistics"))
+    digest = code("dispatch_statistics")
+    wrong = statistics.write(out, STUDY, [record], protocol, rule="dispatch_statistics", code=digest)
     report(wrong, "the record is whole")
 
 
+def validate_dispatch(
+    out: Out, record: RecordFolder, statistics: Recomputed, protocol: ProtocolFile = PROTOCOL
+) -> None:
+    """Recount statistics and verdicts with code of its own. Exits 1 unless every value is exactly equal."""
+    from routeblock.q6k_dispatch.study import STUDY
+    from routeblock.rule_code import code
+    from routeblock.timing import validation
+
+    digest = code("validate_dispatch")
+    number, wrong = validation.write(out, STUDY, statistics, [record], protocol, rule="validate_dispatch", code=digest)
+    report(wrong, f"{number} comparisons recounted, all exactly equal")
+
+
+def mutate_dispatch(
+    out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL, declared: DeclaredEdits = EDITS
+) -> None:
+    """Edit copies of a record, one each, and see them refused for the declared reasons; else exit 1."""
+    from routeblock.q6k_dispatch.edits import ROOM
+    from routeblock.q6k_dispatch.study import STUDY
+    from routeblock.q6k_dispatch.verification import recompute
+    from routeblock.rule_code import code
+    from routeblock.timing import mutations
+
+    digest = code("dispatch_mutations")
+    entries = mutations.write(
+        out, STUDY, ROOM, [record], protocol, declared, recompute, rule="dispatch_mutations", code=digest
+    )
+    report(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
+
+
 def dispatch_table(
-    name: TableName, out: Out, record: RecordFolder, statistics: StatisticsFile, protocol: ProtocolFile = PROTOCOL
+    name: TableName,
+    out: Out,
+    record: RecordFolder,
+    statistics: StatisticsFile,
+    validation: ValidationFile,
+    mutations: MutationsFile = None,
+    protocol: ProtocolFile = PROTOCOL,
 ) -> None:
     """Write one table of the fast paths as .parquet, .csv and .md."""
     from routeblock.q6k_dispatch import tables
@@ -71,10 +115,18 @@ def dispatch_table(
     from routeblock.tables import find
 
     find(name, tables.TABLES)  # a name without a table has no code either
-    tables.write(name, out, statistics, record, protocol, code=code(f"table_{name}"))
+    digest = code(f"table_{name}")
+    tables.write(name, out, statistics, record, validation, protocol, mutations_file=mutations, code=digest)
 
 
-COMMANDS = (record_dispatch, recorded_dispatch, dispatch_statistics, dispatch_table)
+COMMANDS = (
+    record_dispatch,
+    recorded_dispatch,
+    dispatch_statistics,
+    validate_dispatch,
+    mutate_dispatch,
+    dispatch_table,
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -25,8 +25,8 @@ def figure(
 ) -> None:
     """Draw one figure from what the workflow made, with the same bytes on every run."""
     from routeblock import figure_style
-    from routeblock.alignment_cost import wiring as alignment
-    from routeblock.grouped_schedule import wiring as grouped
+    from routeblock.alignment_cost import targets as alignment
+    from routeblock.grouped_schedule import targets as grouped
     from routeblock.rule_code import FIGURES
 
     kinds: dict[str, Callable[[], None]] = {

@@ -8,11 +8,22 @@ from typing import Annotated
 
 import typer
 
-from routeblock.cli_shared import Out, ProtocolFile, Recomputed, add, report
+from routeblock.cli_shared import (
+    EDITS,
+    DeclaredEdits,
+    MutationsFile,
+    Out,
+    ProtocolFile,
+    Recomputed,
+    ValidationFile,
+    add,
+    report,
+)
 
 Records = Annotated[list[Path], typer.Option("--record", help="A folder of a sweep or confirmation; repeat it.")]
 Device = Annotated[str, typer.Option(help="cpu0, or gpu0, gpu1, ... as the driver counts them.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of lane cpu.")]
+MinimumEffect = Annotated[float, typer.Option(help="The smallest change that matters, as a fraction.")]
 Cubin = Annotated[Path | None, typer.Option(help="A cubin of q6k_schedules for lane cuda.")]
 
 PROTOCOL = Path("fixtures/protocols/grouped_schedule.json")
@@ -133,16 +144,13 @@ def recorded(
     protocol: ProtocolFile = PROTOCOL,
     threads: Threads = 2,
 ) -> None:
-    """Prove a committed GPU record again on this CPU: fixtures and output bits. Exits 1 if something differs."""
-    from routeblock.grouped_schedule import protocol as protocols
-    from routeblock.grouped_schedule import reprove
+    """Verify a committed GPU record on this CPU: batches, fixtures, output bits. Exits 1 if something differs."""
+    from routeblock.grouped_schedule import verification
     from routeblock.rule_code import code
 
-    plan = protocols.load(protocol)
-    wrong = reprove.write(
-        out, source, lane, plan, contents=contents, threads=threads, inputs=[protocol], code=code("recorded")
-    )
-    report(wrong, "every fixture and every output has the recorded bits")
+    digest = code("recorded")
+    wrong = verification.write(out, source, lane, protocol, contents=contents, threads=threads, code=digest)
+    report(wrong, "every batch, fixture and output is as it should be")
 
 
 def grouped_bundle(
@@ -157,25 +165,12 @@ def grouped_bundle(
     bundle.write(out, source, readme=readme, code=code("bundle"))
 
 
-def statistics(
-    out: Out,
-    record: Records,
-    minimum_effect: Annotated[float, typer.Option(help="The smallest change that matters, as a fraction.")],
-    protocol: ProtocolFile = PROTOCOL,
-) -> None:
+def statistics(out: Out, record: Records, minimum_effect: MinimumEffect, protocol: ProtocolFile = PROTOCOL) -> None:
     """Changes with intervals and verdicts from raw batches. Exits 1 if the protocol's counts are not reached."""
-    from routeblock.grouped_schedule import protocol as protocols
-    from routeblock.grouped_schedule import statistics as study
+    from routeblock.grouped_schedule import study
     from routeblock.rule_code import code
 
-    wrong = study.write(
-        out,
-        record,
-        protocols.load(protocol),
-        minimum_effect=minimum_effect,
-        inputs=[protocol],
-        code=code("statistics"),
-    )
+    wrong = study.write_statistics(out, record, protocol, minimum_effect=minimum_effect, code=code("statistics"))
     report(wrong, "every device reaches the protocol's counts")
 
 
@@ -183,14 +178,49 @@ def validate_timings(
     out: Out,
     record: Records,
     statistics: Recomputed,
+    minimum_effect: MinimumEffect,
     protocol: ProtocolFile = PROTOCOL,
 ) -> None:
-    """Recompute all statistics with code of its own. Exits 1 unless every value is exactly equal."""
-    from routeblock.grouped_schedule import validate
+    """Recount all statistics with code of its own. Exits 1 unless every value is exactly equal."""
+    from routeblock.grouped_schedule.study import study
     from routeblock.rule_code import code
+    from routeblock.timing import validation
 
-    number, wrong = validate.write(out, statistics, record, protocol, code=code("validate_timings"))
-    report(wrong, f"{number} comparisons recomputed, all exactly equal")
+    # Seals are left to `routeblock verify`: a record that is equal but for its manifest needs no second recount.
+    number, wrong = validation.write(
+        out,
+        study(minimum_effect),
+        statistics,
+        record,
+        protocol,
+        rule="validate_timings",
+        code=code("validate_timings"),
+        sealed=False,
+    )
+    report(wrong, f"{number} comparisons recounted, all exactly equal")
+
+
+def mutate_timings(
+    out: Out,
+    record: Records,
+    minimum_effect: MinimumEffect,
+    protocol: ProtocolFile = PROTOCOL,
+    declared: DeclaredEdits = EDITS,
+    threads: Threads = 2,
+) -> None:
+    """Edit copies of records, one each, and see them refused for the declared reasons; else exit 1."""
+    from functools import partial
+
+    from routeblock.grouped_schedule.edits import ROOM
+    from routeblock.grouped_schedule.study import study
+    from routeblock.grouped_schedule.verification import recompute
+    from routeblock.rule_code import code
+    from routeblock.timing import mutations
+
+    again = partial(recompute, threads=threads)
+    made, digest = study(minimum_effect), code("grouped_mutations")
+    entries = mutations.write(out, made, ROOM, record, protocol, declared, again, rule="grouped_mutations", code=digest)
+    report(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
 
 
 def grouped_table(
@@ -198,11 +228,12 @@ def grouped_table(
     out: Out,
     record: Records,
     statistics: Annotated[Path, typer.Option(help="The statistics.json.")],
-    validation: Annotated[Path, typer.Option(help="Their validation.json.")],
+    validation: ValidationFile,
     published: Annotated[Path, typer.Option(help="The published numbers.")] = Path(
         "fixtures/published/grouped_schedule.json"
     ),
     sanitizer: Annotated[list[Path] | None, typer.Option(help="A sanitizer.json; repeat it.")] = None,
+    mutations: MutationsFile = None,
 ) -> None:
     """Write one table of study B as .parquet, .csv and .md."""
     from routeblock.grouped_schedule import tables
@@ -210,8 +241,17 @@ def grouped_table(
     from routeblock.tables import find
 
     find(name, tables.TABLES)  # a name without a table has no code either
-    digest = code(f"table_{name}")
-    tables.write(name, out, statistics, record, published, validation, sanitizers=sanitizer or (), code=digest)
+    tables.write(
+        name,
+        out,
+        statistics,
+        record,
+        published,
+        validation,
+        sanitizers=sanitizer or (),
+        mutations_file=mutations,
+        code=code(f"table_{name}"),
+    )
 
 
 COMMANDS = (
@@ -226,6 +266,7 @@ COMMANDS = (
     recorded,
     statistics,
     validate_timings,
+    mutate_timings,
     grouped_table,
     grouped_bundle,
 )

@@ -15,6 +15,10 @@ CommittedRecord = Annotated[Path, typer.Option(help="A committed record, with it
 RecordFolder = Annotated[Path, typer.Option(help="The record's folder.")]
 StatisticsFile = Annotated[Path, typer.Option(help="Its statistics.json.")]
 Recomputed = Annotated[Path, typer.Option(help="The statistics.json to recompute.")]
+DeclaredEdits = Annotated[Path, typer.Option("--declared", help="The declared edits.")]
+EDITS = Path("fixtures/record_edits.json")
+MutationsFile = Annotated[Path | None, typer.Option("--mutations", help="Its mutations.json, for the table of edits.")]
+ValidationFile = Annotated[Path, typer.Option("--validation", help="Its validation.json.")]
 TableName = Annotated[str, typer.Argument(help="Which table.")]
 
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from routeblock.alignment_cost.wiring import FIGURES as ALIGNMENT_FIGURES
-from routeblock.alignment_cost.wiring import TABLES as ALIGNMENT_TABLES
+from routeblock.alignment_cost.targets import FIGURES as ALIGNMENT_FIGURES
+from routeblock.alignment_cost.targets import TABLES as ALIGNMENT_TABLES
 from routeblock.config import Config, check, load
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, code_digest
 from routeblock.evidence.files import writable_folder
-from routeblock.grouped_schedule.wiring import FIGURES as GROUPED_FIGURES
-from routeblock.grouped_schedule.wiring import TABLES as GROUPED_TABLES
-from routeblock.q6k_dispatch.wiring import TABLES as DISPATCH_TABLES
+from routeblock.grouped_schedule.targets import FIGURES as GROUPED_FIGURES
+from routeblock.grouped_schedule.targets import TABLES as GROUPED_TABLES
+from routeblock.q6k_dispatch.targets import TABLES as DISPATCH_TABLES
 from routeblock.recovery import mark
 from routeblock.route_block.facts import CELLS, HISTORIES
 from routeblock.route_block.operating_point import LANES
@@ -81,32 +81,50 @@ RULES: dict[str, Code] = {
     "sweep": Code(("routeblock.grouped_schedule.lanes",)),
     "confirmation": Code(("routeblock.grouped_schedule.lanes",)),
     "beyond": Code(("routeblock.grouped_schedule.lanes",)),
-    "recorded": Code(("routeblock.grouped_schedule.reprove",)),
+    "recorded": Code(("routeblock.grouped_schedule.verification",)),
     "record_grouped_counters": Code(("routeblock.grouped_schedule.counters",), _KERNEL_FILES),
     "window": Code(("routeblock.cuda.window",)),
     "bundle": Code(("routeblock.grouped_schedule.bundle",)),
-    "sanitizer": Code(("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.exercise")),
-    "statistics": Code(("routeblock.grouped_schedule.statistics",)),
-    "validate_timings": Code(("routeblock.grouped_schedule.validate",)),
+    "sanitizer": Code(("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.sanitizer_cases")),
+    "statistics": Code(("routeblock.grouped_schedule.study",)),
+    "validate_timings": Code(("routeblock.grouped_schedule.study", "routeblock.timing.validation")),
+    "grouped_mutations": Code(
+        (
+            *(f"routeblock.grouped_schedule.{name}" for name in ("edits", "study", "verification")),
+            "routeblock.timing.mutations",
+        )
+    ),
     **{f"table_{name}": Code(("routeblock.grouped_schedule.tables",)) for name in GROUPED_TABLES},
     "record_alignment": Code(
-        ("routeblock.alignment_cost.record", "routeblock.alignment_cost.exercise"), _ALIGNMENT_FILES
+        ("routeblock.alignment_cost.record", "routeblock.alignment_cost.sanitizer_cases"), _ALIGNMENT_FILES
     ),
-    "recorded_alignment": Code(("routeblock.alignment_cost.reprove",)),
-    "alignment_statistics": Code(("routeblock.alignment_cost.statistics",)),
-    "validate_alignment": Code(("routeblock.alignment_cost.validate",)),
-    "alignment_mutations": Code(("routeblock.alignment_cost.mutate",)),
+    "recorded_alignment": Code(("routeblock.alignment_cost.verification",)),
+    "alignment_statistics": Code(("routeblock.alignment_cost.study", "routeblock.timing.statistics")),
+    "validate_alignment": Code(("routeblock.alignment_cost.study", "routeblock.timing.validation")),
+    "alignment_mutations": Code(
+        (
+            *(f"routeblock.alignment_cost.{name}" for name in ("edits", "study", "verification")),
+            "routeblock.timing.mutations",
+        )
+    ),
     **{f"table_{name}": Code(("routeblock.alignment_cost.tables",)) for name in ALIGNMENT_TABLES},
     **{f"figure_{name}": Code(("routeblock.route_block.figures.draw",)) for name in FIGURES},
     **{f"figure_{name}": Code(("routeblock.grouped_schedule.figures",)) for name in GROUPED_FIGURES},
     **{f"figure_{name}": Code(("routeblock.alignment_cost.figures",)) for name in ALIGNMENT_FIGURES},
     "report": Code(("routeblock.report.page",), ("report/report.html.j2", "report/report.css")),
     "record_dispatch": Code(
-        ("routeblock.q6k_dispatch.record", "routeblock.q6k_dispatch.exercise"),
+        ("routeblock.q6k_dispatch.record", "routeblock.q6k_dispatch.sanitizer_cases"),
         (*_DISPATCH_FILES, *_KERNEL_FILES, *_ALIGNMENT_FILES),
     ),
-    "recorded_dispatch": Code(("routeblock.q6k_dispatch.reprove",)),
-    "dispatch_statistics": Code(("routeblock.q6k_dispatch.statistics",)),
+    "recorded_dispatch": Code(("routeblock.q6k_dispatch.verification",)),
+    "dispatch_statistics": Code(("routeblock.q6k_dispatch.study", "routeblock.timing.statistics")),
+    "validate_dispatch": Code(("routeblock.q6k_dispatch.study", "routeblock.timing.validation")),
+    "dispatch_mutations": Code(
+        (
+            *(f"routeblock.q6k_dispatch.{name}" for name in ("edits", "study", "verification")),
+            "routeblock.timing.mutations",
+        )
+    ),
     **{f"table_{name}": Code(("routeblock.q6k_dispatch.tables",)) for name in DISPATCH_TABLES},
 }
 

@@ -24,6 +24,7 @@ rule alignment_statistics:
         record=rules.recorded_alignment.output.record,
     output:
         statistics=f"{alignment.RESULTS}/statistics/statistics.json",
+        ratios=f"{alignment.RESULTS}/statistics/ratios.parquet",
         manifest=f"{alignment.RESULTS}/statistics/statistics.manifest.json",
     log:
         "results/logs/alignment_cost/statistics.log",
@@ -39,6 +40,7 @@ rule validate_alignment:
         protocol="fixtures/protocols/alignment_cost.json",
         record=rules.recorded_alignment.output,
         statistics=rules.alignment_statistics.output.statistics,
+        ratios=rules.alignment_statistics.output.ratios,
     output:
         validation=f"{alignment.RESULTS}/validation/validation.json",
         manifest=f"{alignment.RESULTS}/validation/validation.manifest.json",
@@ -54,9 +56,8 @@ rule validate_alignment:
 rule alignment_mutations:
     input:
         protocol="fixtures/protocols/alignment_cost.json",
-        declared="fixtures/alignment_mutations.json",
+        declared="fixtures/record_edits.json",
         record=rules.recorded_alignment.output.record,
-        statistics=rules.alignment_statistics.output.statistics,
     output:
         mutations=f"{alignment.RESULTS}/mutations/mutations.json",
         manifest=f"{alignment.RESULTS}/mutations/mutations.manifest.json",
@@ -66,7 +67,7 @@ rule alignment_mutations:
         code=code("alignment_mutations"),
     shell:
         "routeblock mutate-alignment --record $(dirname {input.record[0]}) --protocol {input.protocol}"
-        " --statistics {input.statistics} --declared {input.declared} --out $(dirname {output.mutations}) > {log} 2>&1"
+        " --declared {input.declared} --out $(dirname {output.mutations}) > {log} 2>&1"
 
 
 for name in alignment.TABLES:
@@ -78,7 +79,7 @@ for name in alignment.TABLES:
             record=rules.recorded_alignment.output.record,
             statistics=rules.alignment_statistics.output.statistics,
             validation=rules.validate_alignment.output.validation,
-            mutations=rules.alignment_mutations.output.mutations,
+            mutations=[rules.alignment_mutations.output.mutations] if name == "alignment_mutations" else [],
         output:
             tables=tables(name, ALIGNMENT_COST),
             manifest=f"results/tables/{name}.manifest.json",
@@ -87,7 +88,8 @@ for name in alignment.TABLES:
         params:
             code=code(f"table_{name}"),
             name=name,
+            mutations=lambda w, input: [f"--mutations {path}" for path in input.mutations],
         shell:
             "routeblock alignment-table {params.name} --record $(dirname {input.record[0]})"
-            " --statistics {input.statistics} --mutations {input.mutations} --validation {input.validation}"
+            " --statistics {input.statistics} {params.mutations} --validation {input.validation}"
             " --out $(dirname {output.manifest}) 2> {log}"

@@ -5,9 +5,9 @@ from routeblock.evidence.manifest import SUFFIX
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
 from routeblock.route_block.facts import CELLS, HISTORIES, cells_of, gpu_of, position, predecessor
 from routeblock.route_block.fixtures.fixture import SPEC, TENSOR_FILES
-from routeblock.alignment_cost import wiring as alignment
-from routeblock.grouped_schedule import wiring as grouped
-from routeblock.q6k_dispatch import wiring as fast_paths
+from routeblock.alignment_cost import targets as alignment
+from routeblock.grouped_schedule import targets as grouped
+from routeblock.q6k_dispatch import targets as fast_paths
 from routeblock.rule_code import FIGURES, checkpoint_arguments, code, prepare, recorded
 
 CONFIG = prepare(config, Path("results"))

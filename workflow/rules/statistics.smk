@@ -34,9 +34,31 @@ rule validate_timings:
     params:
         code=code("validate_timings"),
         records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
+        minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
         "routeblock validate-timings {params.records} --protocol {input.protocol}"
-        " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+        " --minimum-effect {params.minimum_effect} --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+
+
+rule grouped_mutations:
+    input:
+        protocol="fixtures/protocols/grouped_schedule.json",
+        declared="fixtures/record_edits.json",
+        records=[f"{folder}/{name}" for folder in grouped.EDITED for name in grouped.FILES],
+    output:
+        mutations="results/grouped_schedule/mutations/mutations.json",
+        manifest="results/grouped_schedule/mutations/mutations.manifest.json",
+    log:
+        "results/logs/grouped_schedule/mutations.log",
+    # No param: how many threads verify it makes no other result.
+    threads: CONFIG.grouped_schedule.cpu_threads
+    params:
+        code=code("grouped_mutations"),
+        records=[f"--record {folder}" for folder in grouped.EDITED],
+        minimum_effect=CONFIG.grouped_schedule.minimum_effect,
+    shell:
+        "routeblock mutate-timings {params.records} --protocol {input.protocol} --declared {input.declared}"
+        " --minimum-effect {params.minimum_effect} --threads {threads} --out $(dirname {output.mutations}) > {log} 2>&1"
 
 
 for name in grouped.TABLES:
@@ -50,6 +72,7 @@ for name in grouped.TABLES:
             records=grouped.record_files(CONFIG),
             statistics=rules.statistics.output.statistics,
             validation=rules.validate_timings.output.validation,
+            mutations=[rules.grouped_mutations.output.mutations] if name == "grouped_mutations" else [],
         output:
             tables=tables(name, STUDY_B),
             manifest=f"results/tables/{name}.manifest.json",
@@ -60,8 +83,10 @@ for name in grouped.TABLES:
             name=name,
             records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
             sanitizers=[f"--sanitizer {path}" for path in grouped.sanitizers(CONFIG)],
+            mutations=lambda w, input: [f"--mutations {path}" for path in input.mutations],
         shell:
-            "routeblock grouped-table {params.name} {params.records} {params.sanitizers} --statistics {input.statistics}"
+            "routeblock grouped-table {params.name} {params.records} {params.sanitizers} {params.mutations}"
+            " --statistics {input.statistics}"
             " --validation {input.validation} --published {input.published} --out $(dirname {output.manifest}) 2> {log}"
 
 

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator
-
-from routeblock.cuda.telemetry import CLOCK_EVENTS
 from routeblock.moe.routing import block_size_for
-from routeblock.protocols import Bootstrap, Count, Natural, Seed, Strict, Whole, each_once, read
+from routeblock.timing import protocol as timing
+from routeblock.timing.protocol import Bootstrap, Count, Natural, Seed, Strict, Whole, each_once, read
 
 
 class Arm(StrEnum):
@@ -45,21 +43,6 @@ class Role(StrEnum):
 
     BOUND = "bound"
     REPORTED = "reported"
-
-
-class Reason(StrEnum):
-    """Why a repetition was rejected."""
-
-    THROTTLED = "throttled"
-    OTHER_PROCESS = "other_process"
-    LATE = "late"
-    INCORRECT = "incorrect"
-
-
-def _known_event(name: str) -> str:
-    if name not in CLOCK_EVENTS:
-        raise ValueError(f"{name!r} is none of {', '.join(CLOCK_EVENTS)}")
-    return name
 
 
 class Build(Strict):
@@ -121,13 +104,17 @@ class Target(Strict):
     ratio: float
 
 
-class Acceptance(Strict):
-    attempts: Count
+class Acceptance(timing.Acceptance):
     extra_repetitions: Natural
     pause_ms: Natural
-    throttle_reasons: tuple[Annotated[str, AfterValidator(_known_event)], ...]
-    reject: dict[Reason, str]
-    rule: str
+
+    @property
+    def rest_s(self) -> float:
+        return self.pause_ms / 1000
+
+    @property
+    def retries(self) -> int | None:
+        return self.extra_repetitions
 
 
 class Protocol(Whole):
@@ -200,6 +187,12 @@ def points(protocol: Protocol, campaign: Campaign) -> Iterator[Point]:
                 plan.routings,
                 group.pause_ms,
             )
+
+
+def planned(protocol: Protocol) -> list[Point]:
+    """All points in the order of timing: those that the targets bind first, the operator before the layer."""
+    every = [*points(protocol, Campaign.OPERATOR), *points(protocol, Campaign.LAYER)]
+    return [p for p in every if p.role is Role.BOUND] + [p for p in every if p.role is not Role.BOUND]
 
 
 def load(path: Path) -> Protocol:

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from routeblock import tables
-from routeblock.alignment_cost import mutate, record, statistics
 from routeblock.alignment_cost.protocol import Arm
-from routeblock.alignment_cost.record import Recorded
-from routeblock.alignment_cost.statistics import Comparison
+from routeblock.alignment_cost.study import STUDY
 from routeblock.errors import InputError
-from routeblock.evidence.validation import must_agree
 from routeblock.tables import Column, numbers
+from routeblock.timing import mutations as edited
+from routeblock.timing import statistics
+from routeblock.timing.record import Record, usable
+from routeblock.timing.statistics import Comparison
+from routeblock.timing.validation import must_agree
 
 Row = dict[str, Any]
 _GROUP = ("campaign", "experts", "top_k", "mode")
@@ -28,7 +30,7 @@ class Evidence:
     """What tables are made from. edits: what became of the record's edited copies."""
 
     comparisons: Sequence[Comparison]
-    found: Recorded
+    found: Record
     edits: Sequence[Row] = ()
 
 
@@ -44,7 +46,7 @@ def cost(given: Evidence) -> list[Row]:
     for c in (c for c in given.comparisons if c.arm == Arm.CANONICAL):
         first = least.setdefault(tuple(getattr(c, n) for n in _GROUP), c)
         row: Row = {name: getattr(c, name) for name in (*_SHAPE, "variant", "n", "verdict", "target", "reached")}
-        row |= {"native_us": c.baseline_us, "canonical_us": c.candidate_us, "margin_percent": 100 * c.margin}
+        row |= {"native_us": c.baseline_us, "canonical_us": c.candidate_us, "margin_percent": 100 * (c.threshold or 0)}
         row |= {"ratio": _ratio(c.change), "low": _ratio(c.low), "high": _ratio(c.high)}
         row |= {"floor": _ratio(c.floor_change), "floor_low": _ratio(c.floor_low), "floor_high": _ratio(c.floor_high)}
         row |= {"native_growth": _growth(c.baseline_us, first.baseline_us)}
@@ -65,11 +67,11 @@ def _growth(now: float | None, first: float | None) -> float | None:
 
 def checks(given: Evidence) -> list[Row]:
     """Bits, refusals, repeated calls, the sanitizer, plans at the timed points, batches, and the rival mode."""
-    exact, run = given.found.exactness, given.found.run
+    exact, run = given.found.documents["exactness"], given.found.run
     if lacks := [name for name in _EXACT if name not in exact]:
         raise InputError(
             f"no check of {lacks[0]}",
-            where=str(given.found.folder / record.EXACT),
+            where=str(given.found.folder / "exactness.json"),
             limit=f"all of {', '.join(_EXACT)} are needed, and a check ends where bits differ",
             way_out="record again: routeblock record-alignment",
         )
@@ -89,7 +91,7 @@ def checks(given: Evidence) -> list[Row]:
         for tokens, r in sorted(exact["repeated"].items(), key=lambda item: int(item[0]))
     ]
     rows += [_check(f"refused: {what}", 1, "refused", line) for what, line in exact["refused"].items()]
-    tools = given.found.sanitizer["tools"]
+    tools = given.found.documents["sanitizer"]["tools"]
     rows += [_check(t["tool"], None, t["outcome"], " / ".join(x.strip("= ") for x in t["lines"])) for t in tools]
     wrong = [f"{c['campaign']} E={c['experts']} k={c['top_k']} M={c['tokens']}" for c in run["checks"] if c["wrong"]]
     plans = sum(len(c["canonical_sha256"]) for c in run["checks"])
@@ -110,13 +112,8 @@ def _read_from(rival: Row) -> str:
 
 
 def mutations(given: Evidence) -> list[Row]:
-    """Each edited copy: what was changed, by what it has to be refused, for which reasons, and for which it was."""
-    return [
-        {"edit": e["name"], "change": e["change"], "by": e["by"], "findings": e["findings"]}
-        | {"declared": ", ".join(e["reasons"]), "found": e["note"] or ", ".join(e["found"])}
-        | {"as_declared": e["as_declared"]}
-        for e in given.edits
-    ]
+    """Each edited copy, and why it is refused."""
+    return edited.table(given.edits)
 
 
 def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
@@ -164,22 +161,22 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
     ),
     "alignment_mutations": (
         mutations,
-        (
-            *(Column(name) for name in ("edit", "change", "by", "declared", "found")),
-            Column("findings", "count"),
-            Column("as_declared", "flag"),
-        ),
+        edited.COLUMNS,
         "Edited copies of the record, and why each is refused",
-        "Declared beforehand in fixtures/alignment_mutations.json. Each edit is written as a forger would: counts and "
-        "digests fit again. by: conform walks every batch against the protocol, for `recorded-alignment` and "
-        "`validate-alignment` both; reprove computes plans and variants again; validate computes the statistics again. "
-        "as_declared: refused by that one alone, for exactly the declared reasons; the unchanged copy for none.",
+        edited.NOTES,
     ),
 }
 
 
 def write(
-    name: str, out: Path, statistics_file: Path, folder: Path, mutations_file: Path, validation: Path, *, code: str
+    name: str,
+    out: Path,
+    statistics_file: Path,
+    folder: Path,
+    validation: Path,
+    *,
+    mutations_file: Path | None = None,
+    code: str,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
@@ -187,6 +184,10 @@ def write(
     """
     maker, columns, title, notes = tables.find(name, TABLES)
     must_agree(validation)
-    rows = maker(Evidence(statistics.read(statistics_file), record.read(folder), mutate.read(mutations_file)))
-    inputs = [statistics_file, mutations_file, validation, *(folder / f for f in record.FILES)]
+    edits = edited.read(mutations_file) if mutations_file else []
+    given = Evidence(statistics.read(statistics_file), STUDY.read(folder), edits)
+    with usable(folder):
+        rows = maker(given)
+    inputs = [statistics_file, *([mutations_file] if mutations_file else []), validation]
+    inputs += [folder / f for f in STUDY.files]
     return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)

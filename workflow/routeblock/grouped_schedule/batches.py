@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from routeblock.batch_table import BatchTable
+from routeblock.timing.batches import BatchTable
 
 
 @dataclass(frozen=True)
@@ -48,17 +45,6 @@ class Batch:
     temperature_c: int
 
 
-TABLE = BatchTable(Batch, "run the sweep or the confirmation again")
-SCHEMA = TABLE.schema
-write = TABLE.write
-
-
-def read(paths: Iterable[Path]) -> list[Batch]:
-    """The batches of several files. Raises InputError if one is not such a table, or a time is none."""
-    found: list[Batch] = []
-    for path in paths:
-        batches = TABLE.read(path)
-        if bad := [b.time_us for b in batches if not (math.isfinite(b.time_us) and b.time_us > 0)]:
-            raise TABLE.refuse(path, f"time_us holds {bad[0]}")
-        found += batches
-    return found
+TABLE = BatchTable(
+    Batch, {"side": "arm", "clock": "scope", "calls": "launches"}, "run the sweep or the confirmation again"
+)

@@ -25,12 +25,12 @@ from routeblock.evidence.digest import PACKAGE_ROOT
 from routeblock.evidence.files import write_json
 from routeblock.evidence.gpu_record import GpuRecord
 from routeblock.grouped_schedule import fixture as fixtures
-from routeblock.grouped_schedule.arms import BY_NAME, Family, Scope
+from routeblock.grouped_schedule.schedules import BY_NAME, Family, Scope
 from routeblock.grouped_schedule.campaigns import Campaign, Mode, Series, Stage, ratio_cols
 from routeblock.grouped_schedule.measure import output_digest
 from routeblock.grouped_schedule.protocol import Cell, Protocol
 from routeblock.grouped_schedule.protocol import load as load_study
-from routeblock.protocols import Count, Strict, Whole, read
+from routeblock.timing.protocol import Count, Strict, Whole, read
 
 FORMAT = "routeblock.grouped_counters.v1"
 RUN = "counters.json"

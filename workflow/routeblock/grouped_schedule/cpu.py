@@ -15,8 +15,8 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from routeblock.grouped_schedule.arms import Arm, Geometry, Grouping, geometry, is_fused
 from routeblock.grouped_schedule.fixture import Fixture
+from routeblock.grouped_schedule.schedules import Arm, Geometry, Grouping, geometry, is_fused
 
 TILE_ROWS = 32  # rows that a thread takes at a time; a band shorter than that is one tile
 IDLE = 0xFFFFFFFF  # a sentinel's place in a packed order

@@ -12,11 +12,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from routeblock.cuda.telemetry import UNKNOWN, State
 from routeblock.grouped_schedule import cpu
-from routeblock.grouped_schedule.arms import Arm, Scope
-from routeblock.grouped_schedule.campaigns import Stage
+from routeblock.grouped_schedule.campaigns import Place, Setup
 from routeblock.grouped_schedule.fixture import Fixture
-from routeblock.grouped_schedule.measure import POISON, Sample
+from routeblock.grouped_schedule.measure import POISON
+from routeblock.grouped_schedule.schedules import BY_NAME, Arm, Scope
+from routeblock.timing.loop import Sample
+from routeblock.timing.plan import Series
 
 LANE = "cpu"
 
@@ -24,13 +27,11 @@ LANE = "cpu"
 class CpuBackend:
     """The schedules on `threads` threads of this CPU, fewer where it has fewer: the record says how many."""
 
-    lane = LANE
-
     def __init__(self, device: str, threads: int) -> None:
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-        self.device, self.threads = device, min(threads, most)
+        self.place, self.threads = Place(LANE, device, None), min(threads, most)
 
-    def load(self, fixture: Fixture, stage: Stage) -> None:
+    def load(self, fixture: Fixture, setup: Setup) -> None:
         self._fixture = fixture
         self._out = np.empty((fixture.cell.slots, fixture.cell.rows), np.float32)
         self._warm: set[str] = set()
@@ -41,14 +42,22 @@ class CpuBackend:
         self._warm.add(arm.name)
         return out
 
-    def measure(self, arm: Arm, scopes: tuple[Scope, ...]) -> list[Sample]:
-        # The comparison of the arm's output ran it once at this shape: that is the warm-up.
-        assert arm.name in self._warm, arm.name
-        clocked = cpu.launch(arm, self._fixture, self._out, self.threads)
-        times = {Scope.INCLUSIVE: clocked.inclusive_us, Scope.COMPUTE: clocked.compute_us}
-        return [Sample(scope, times[scope], launches=1, warmups=1) for scope in scopes]
+    def warm_up(self, series: Series, clocks: tuple[str, ...]) -> None:
+        """The comparison of the arm's output ran it once at this shape: that is the warm-up."""
+        assert series.side in self._warm, series.side
 
-    def rest(self, seconds: float) -> None:
+    def measure(self, series: Series, clocks: tuple[str, ...]) -> list[Sample]:
+        """One launch, all scopes."""
+        clocked = cpu.launch(BY_NAME[series.side], self._fixture, self._out, self.threads)
+        times = {Scope.INCLUSIVE: clocked.inclusive_us, Scope.COMPUTE: clocked.compute_us}
+        return [Sample(times[Scope(clock)], calls=1) for clock in clocks]
+
+    def state(self) -> State:
+        """Nothing is known of a CPU's clock and other processes."""
+        return State(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep."""
         time.sleep(seconds)
 
     def memory_in_use(self) -> None:
@@ -58,7 +67,7 @@ class CpuBackend:
         """What the times belong to."""
         return {
             "lane": LANE,
-            "device": self.device,
+            "device": self.place.device,
             "name": _cpu_name(),
             "cores_visible": os.cpu_count(),
             "threads": self.threads,

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from routeblock.cuda import launch, telemetry
 from routeblock.evidence.digest import sha256_file
-from routeblock.grouped_schedule.arms import Arm, Grouping, Scope, geometry, is_fused
-from routeblock.grouped_schedule.campaigns import Mode, Stage
+from routeblock.grouped_schedule.campaigns import Mode, Place, Setup
 from routeblock.grouped_schedule.fixture import Fixture
-from routeblock.grouped_schedule.measure import POISON, Sample
+from routeblock.grouped_schedule.measure import POISON
 from routeblock.grouped_schedule.protocol import Protocol
+from routeblock.grouped_schedule.schedules import BY_NAME, Arm, Grouping, Scope, geometry, is_fused
 from routeblock.installed import versions
 from routeblock.moe import q6k
+from routeblock.timing.loop import Sample
+from routeblock.timing.plan import Series
 
 LANE = "cuda"
 RANK_LANES, RANK_JOBS = 8, 32  # block of rank_sort, as in q6k_schedules.cu
@@ -38,16 +40,13 @@ KERNELS = tuple(dict.fromkeys([*PRODUCTS.values(), *SORTS.values(), "flush_l2"])
 class CudaBackend:
     """The schedules on CUDA device `index` with the kernels of `cubin`. Raises InputError as `cuda.launch.Gpu` does."""
 
-    lane = LANE
-
     def __init__(self, device: str, index: int, cubin: Path, protocol: Protocol) -> None:
-        self.device = device
         self.gpu = launch.Gpu(index)
         self.kernels = self.gpu.load(cubin, KERNELS)
         self.nvml = telemetry.Gpu(self.gpu.device.pci_bus_id)
-        self.l2_bytes = self.gpu.l2_bytes
+        self.place = Place(LANE, device, self.gpu.l2_bytes)
         self._cubin, self._protocol = cubin, protocol
-        words = FLUSH_FACTOR * self.l2_bytes // 4
+        words = FLUSH_FACTOR * self.gpu.l2_bytes // 4
         buffer = self.gpu.allocate(4 * words)
         self._flush = self.gpu.bind(
             self.kernels["flush_l2"],
@@ -60,19 +59,18 @@ class CudaBackend:
         self._weights: tuple[str, Any] | None = None
         self._keep = buffer  # launches hold pointers, not buffers
 
-    def load(self, fixture: Fixture, stage: Stage) -> None:
+    def load(self, fixture: Fixture, setup: Setup) -> None:
         cell = fixture.cell
         digest = fixture.weights_digest
         if self._weights is None or self._weights[0] != digest:
             self._weights = None  # free the old ones first
             self._weights = (digest, self.gpu.upload(fixture.weights))
-        self._fixture, self._stage = fixture, stage
+        self._fixture, self._setup = fixture, setup
         self._ids = self.gpu.upload(fixture.ids)
         self._activations = self.gpu.upload(fixture.activations)
         self._order = self.gpu.upload(np.full(cell.slots, 0xFFFFFFFF, np.uint32))
         self._out = self.gpu.allocate(4 * cell.slots * cell.rows)
         self._graphs: dict[tuple[str, Scope], Any] = {}
-        self._state: telemetry.State | None = None
 
     def grouping(self, arm: Arm) -> list[launch.Launch]:
         """The launches that make the order of the jobs for `arm`; none where jobs stay as they come."""
@@ -86,7 +84,7 @@ class CudaBackend:
         return [self.gpu.bind(kernel, grid, block, self._ids, self._order, cell.slots, cell.pool)]
 
     def _products(self, arm: Arm) -> list[launch.Launch]:
-        cell, warps = self._fixture.cell, self._stage.warps
+        cell, warps = self._fixture.cell, self._setup.warps
         walk = geometry(arm, cell.slots, cell.rows, warps)
         assert self._weights is not None
         return [
@@ -123,36 +121,30 @@ class CudaBackend:
         cell = self._fixture.cell
         return self.gpu.download(self._out, (cell.slots, cell.rows), np.float32)
 
-    def measure(self, arm: Arm, scopes: tuple[Scope, ...]) -> list[Sample]:
+    def warm_up(self, series: Series, clocks: tuple[str, ...]) -> None:
+        """Warm-ups are a part of every batch."""
+
+    def measure(self, series: Series, clocks: tuple[str, ...]) -> list[Sample]:
+        """One batch for each scope."""
+        plan, arm = self._protocol.timing.cuda, BY_NAME[series.side]
         # The compute scope reads an order that was made before: its own arm's, not another's.
         for each in self.grouping(arm):
             each(self.gpu.stream)
         self.gpu.stream.sync()
-        return [self._batch(arm, scope) for scope in scopes]
+        clock = {Mode.GRAPH: self._replayed, Mode.STREAM: self._launched, Mode.COLD: self._cold}[self._setup.mode]
+        scopes = [Scope(scope) for scope in clocks]
+        return [Sample(clock(arm, scope, plan.warmups, plan.launches), plan.launches) for scope in scopes]
 
-    def _batch(self, arm: Arm, scope: Scope) -> Sample:
-        plan, rules = self._protocol.timing.cuda, self._protocol.acceptance
-        clock = {Mode.GRAPH: self._replayed, Mode.STREAM: self._launched, Mode.COLD: self._cold}[self._stage.mode]
-        # What was seen right after one batch was seen right before the next.
-        before = self._state or self.nvml.state()
-        time_us = clock(arm, scope, plan.warmups, plan.launches)
-        self._state = self.nvml.state()
-        seen = telemetry.seen(before, self._state)
-        reason = telemetry.rejection(seen, rules.throttle_reasons)
-        return Sample(
-            scope,
-            time_us,
-            plan.launches,
-            plan.warmups,
-            reason,
-            seen.clock_events,
-            seen.compute_processes,
-            seen.sm_clock_mhz,
-            seen.temperature_c,
-        )
+    def state(self) -> telemetry.State:
+        """What NVML says."""
+        return self.nvml.state()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
 
     def _replayed(self, arm: Arm, scope: Scope, warmups: int, launches: int) -> float:
-        """Warm-ups, event, launches, event in one graph.
+        """Microseconds of all launches; warm-ups, event, launches, event in one graph.
 
         Events recorded by the host would count the time until the host hands over the launches: a short batch then
         shows the host (9 us become 13 where Python is slow).
@@ -163,11 +155,7 @@ class CudaBackend:
             self._graphs[arm.name, scope] = self.gpu.graph([*work * warmups, mark(start), *work * launches, mark(end)])
         self._graphs[arm.name, scope].launch(self.gpu.stream)
         self.gpu.stream.sync()
-        return self.gpu.microseconds(start, end) / launches
-
-    def rest(self, seconds: float) -> None:
-        time.sleep(seconds)
-        self._state = None  # what was seen before the rest is no longer what is
+        return self.gpu.microseconds(start, end)
 
     def memory_in_use(self) -> int:
         return self.gpu.memory_in_use()
@@ -181,7 +169,7 @@ class CudaBackend:
         for each in work * launches:
             each(stream)
         stream.record(end)
-        return self.gpu.microseconds(start, end) / launches
+        return self.gpu.microseconds(start, end)
 
     def _cold(self, arm: Arm, scope: Scope, warmups: int, launches: int) -> float:
         """L2 overwritten before every launch, outside its time."""
@@ -194,15 +182,15 @@ class CudaBackend:
             for each in work:
                 each(stream)
             stream.record(end)
-        return sum(self.gpu.microseconds(start, end) for start, end in pairs[warmups:]) / launches
+        return sum(self.gpu.microseconds(start, end) for start, end in pairs[warmups:])
 
     def identity(self) -> dict[str, Any]:
         packages = ("cuda-core", "cuda-bindings", "numpy", "nvidia-ml-py")
         return {
             "lane": LANE,
-            "device": self.device,
+            "device": self.place.device,
             "architecture": self.gpu.architecture,
-            "l2_bytes": self.l2_bytes,
+            "l2_bytes": self.gpu.l2_bytes,
             "multiprocessors": self.gpu.multiprocessors,
             "cubin_sha256": sha256_file(self._cubin),
             "packages": versions(packages),

@@ -27,8 +27,8 @@ from routeblock.figure_style import (
     place,
     sheet,
 )
-from routeblock.grouped_schedule.arms import Scope
 from routeblock.grouped_schedule.figure_marks import CPU, ESTIMATE, GPUS, WHERE, entry, is_paid, marker
+from routeblock.grouped_schedule.schedules import Scope
 
 _ENDS = ("change", "low", "high")
 COLUMNS = (*WHERE, *ESTIMATE, *(f"v100_gpu{gpu}_{end}" for gpu in GPUS for end in _ENDS))

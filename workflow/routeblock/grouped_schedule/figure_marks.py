@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from routeblock.figure_style import DARK, Row
-from routeblock.grouped_schedule.arms import Scope
+from routeblock.grouped_schedule.schedules import Scope
 
 WHERE = ("lane", "device", "family", "slots", "pool", "scope", "schedule", "baseline")
 ESTIMATE = ("change_percent", "low_percent", "high_percent", "floor_low_percent", "floor_high_percent", "verdict")

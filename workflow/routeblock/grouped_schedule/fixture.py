@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_array
-from routeblock.grouped_schedule.arms import Family
 from routeblock.grouped_schedule.protocol import Cell
+from routeblock.grouped_schedule.schedules import Family
 from routeblock.moe import q6k
 
 SENTINEL = -1
@@ -160,9 +160,3 @@ def make_all(wanted: list[Cell], seed: int, *, sentinels: int, checked_rows: int
         if key not in made:
             made[key] = weights(seed, max(c.pool for c in wanted if (c.rows, c.cols) == key), *key)
         yield make(cell, seed, sentinels=sentinels, checked_rows=checked_rows, pool_weights=made[key])
-
-
-def with_ids(fixture: Fixture, ids: NDArray[np.int32]) -> Fixture:
-    """The same data with other expert ids (checked)."""
-    check_jobs(ids, fixture.cell.pool, fixture.cell.rows, fixture.cell.cols)
-    return replace(fixture, ids=ids)

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 from routeblock.errors import InputError
-from routeblock.grouped_schedule import conform, protocol, record
+from routeblock.grouped_schedule import protocol, record
+from routeblock.grouped_schedule.campaigns import Planner
 from routeblock.grouped_schedule.measure import Backend
+from routeblock.timing.record import Record
 
 
-def _backend(device: str, cubin: Path | None, threads: int, plan: protocol.Protocol) -> tuple[Backend, int | None]:
-    """The backend of `device`, and its L2 in bytes where it is a GPU."""
+def _backend(device: str, cubin: Path | None, threads: int, plan: protocol.Protocol) -> Backend:
     match = re.fullmatch(r"(cpu|gpu)(\d+)", device)
     if match is None or (match[1] == "cpu" and match[2] != "0"):
         raise InputError(f"device {device!r}", where="--device", limit="cpu0, or gpu0, gpu1, ...", way_out="name one")
@@ -21,7 +22,7 @@ def _backend(device: str, cubin: Path | None, threads: int, plan: protocol.Proto
     if match[1] == "cpu":
         from routeblock.grouped_schedule.cpu_backend import CpuBackend
 
-        return CpuBackend(device, threads), None
+        return CpuBackend(device, threads)
     if cubin is None:
         raise InputError(
             "no cubin",
@@ -31,20 +32,19 @@ def _backend(device: str, cubin: Path | None, threads: int, plan: protocol.Proto
         )
     from routeblock.grouped_schedule.cuda_backend import CudaBackend
 
-    gpu = CudaBackend(device, int(match[2]), cubin, plan)
-    return gpu, gpu.l2_bytes
+    return CudaBackend(device, int(match[2]), cubin, plan)
 
 
 def run(
     rule: str, out: Path, device: str, protocol_file: Path, *, cubin: Path | None, threads: int, code: str
-) -> record.Recorded:
+) -> Record:
     """Run `rule` (sweep, confirmation, beyond) on `device` and write its folder. Raises InputError on bad input."""
     plan = protocol.load(protocol_file)
-    backend, l2_bytes = _backend(device, cubin, threads, plan)
+    backend = _backend(device, cubin, threads, plan)
     inputs = [protocol_file, *([cubin] if cubin else [])]
-    if rule == "beyond" and l2_bytes is None:
+    if rule == "beyond" and backend.place.l2_bytes is None:
         raise InputError("lane cpu", where=rule, limit="it needs a GPU", way_out="name gpu0")
-    stages = conform.stages(rule, plan, l2_bytes)
+    stages = Planner(plan, backend.place).stages(rule)
     return record.write(out, backend, stages, plan, rule=rule, inputs=inputs, code=code, progress=_tell)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running stages on a device: correctness first, then timed batches with retries by the protocol's rules."""
+"""Running stages on a device: outputs are compared first, then series are timed by the protocol."""
 
 from __future__ import annotations
 
@@ -12,40 +12,26 @@ from numpy.typing import NDArray
 
 from routeblock.evidence.digest import sha256_array
 from routeblock.grouped_schedule import fixture as fixtures
-from routeblock.grouped_schedule.arms import BY_NAME, Arm, Scope
-from routeblock.grouped_schedule.batches import Batch
-from routeblock.grouped_schedule.campaigns import Stage
+from routeblock.grouped_schedule.campaigns import KEY, Place, Setup
 from routeblock.grouped_schedule.fixture import Fixture
 from routeblock.grouped_schedule.protocol import Protocol as StudyProtocol
+from routeblock.grouped_schedule.schedules import BY_NAME, Arm
 from routeblock.moe import q6k_dot
+from routeblock.timing.batches import Row
+from routeblock.timing.loop import Clocked, Device, time_stage
+from routeblock.timing.plan import Stage
 
 POISON = np.uint32(0xFFFFFFFF)  # a NaN that no dot product here gives: shows what was not written
 CONTROL = "job_major"
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One clocked batch of one scope, with what was seen of the device; `reason` is set if a rule rejects it."""
-
-    scope: Scope
-    time_us: float
-    launches: int
-    warmups: int
-    reason: str = ""
-    clock_events: int = -1
-    compute_processes: int = -1
-    sm_clock_mhz: int = -1
-    temperature_c: int = -1
-
-
-class Backend(Protocol):
+class Backend(Device, Clocked, Protocol):
     """A device that runs arms: the CPU or one GPU."""
 
-    lane: str
-    device: str
+    place: Place
 
-    def load(self, fixture: Fixture, stage: Stage) -> None:
-        """Make `fixture` the one that runs, in the stage's mode and with its warps."""
+    def load(self, fixture: Fixture, setup: Setup) -> None:
+        """Make `fixture` the one that runs, in the setup's mode and with its warps."""
 
     def output(self, arm: Arm) -> NDArray[np.float32]:
         """Run `arm` once into a buffer filled with `POISON`: float32 [slots, rows]."""
@@ -53,18 +39,12 @@ class Backend(Protocol):
     def identity(self) -> dict[str, Any]:
         """What the times belong to: lane, device, and whatever names the machine."""
 
-    def measure(self, arm: Arm, scopes: tuple[Scope, ...]) -> list[Sample]:
-        """One batch for each scope, in that order."""
-
-    def rest(self, seconds: float) -> None:
-        """Leave the device idle for so long."""
-
     def memory_in_use(self) -> int | None:
         """Bytes in use on the device now, None for a CPU."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OutputCheck:
     """One arm's output at one shape: bits against the control, and rows against two CPU references.
 
     `rows_exact` counts checked rows with the bits of `moe.q6k_dot.dot`; `rows_bounded` those within the rounding bound
@@ -124,24 +104,24 @@ def output_digest(fixture: Fixture, out: NDArray[np.float32]) -> str:
 
 
 def compare(
-    backend: Backend, stage: Stage, fixture: Fixture, arm: Arm, control: NDArray[np.float32], rows: CheckedRows
-) -> Comparison:
+    backend: Backend, setup: Setup, fixture: Fixture, arm: Arm, control: NDArray[np.float32], rows: CheckedRows
+) -> OutputCheck:
     """Run `arm` and compare all of its output."""
-    out, jobs, cell = backend.output(arm), fixture.active, stage.cell
+    out, jobs, cell = backend.output(arm), fixture.active, setup.cell
     got = out[jobs[:, None], fixture.check_rows[jobs]]
     with np.errstate(invalid="ignore"):
         error = np.abs(got.astype(np.float64) - rows.sums)
     fraction = np.where(error == 0, 0.0, error / np.where(rows.bounds > 0, rows.bounds, np.finfo(np.float64).tiny))
-    return Comparison(
-        backend.lane,
-        backend.device,
-        str(stage.campaign),
+    return OutputCheck(
+        backend.place.lane,
+        backend.place.device,
+        str(setup.campaign),
         str(cell.family),
         cell.slots,
         cell.pool,
         cell.rows,
         cell.cols,
-        stage.warps,
+        setup.warps,
         arm.name,
         equals_control=bool(np.array_equal(out.view(np.uint32), control.view(np.uint32))),
         sentinels_untouched=bool((np.delete(out, jobs, axis=0).view(np.uint32) == POISON).all()),
@@ -157,74 +137,22 @@ def compare(
 class Measured:
     """What a stage leaves behind."""
 
+    stage: Stage
     fixture: dict[str, Any]
-    comparisons: list[Comparison]
-    batches: list[Batch]
+    checks: list[OutputCheck]
+    rows: list[Row]
 
 
 def run_stage(backend: Backend, stage: Stage, fixture: Fixture, protocol: StudyProtocol) -> Measured:
     """Compare the outputs of a stage's arms, then time its series for all repetitions."""
-    backend.load(fixture, stage)
+    setup: Setup = stage.shape
+    backend.load(fixture, setup)
     rows = checked_rows(fixture)
     control = backend.output(BY_NAME[CONTROL])
-    comparisons = [compare(backend, stage, fixture, arm, control, rows) for arm in stage.compared]
-    wrong = {c.arm for c in comparisons if not c.holds}
-    batches = [
-        batch
-        for repetition in range(protocol.repetitions)
-        for batch in _repetition(backend, stage, protocol, repetition, wrong)
-    ]
-    return Measured(fixture.record(), comparisons, batches)
-
-
-def _repetition(
-    backend: Backend, stage: Stage, protocol: StudyProtocol, repetition: int, wrong: set[str]
-) -> Iterator[Batch]:
-    reverse = bool(repetition % 2)
-    for position, series in enumerate(stage.order(repetition)):
-        pending = protocol.scopes[::-1] if reverse else protocol.scopes
-        for attempt in range(protocol.acceptance.attempts):
-            if attempt and protocol.acceptance.retry_rest_ms:
-                backend.rest(protocol.acceptance.retry_rest_ms / 1000)
-            again: list[Scope] = []
-            for sample in backend.measure(series.arm, pending):
-                incorrect = series.arm.name in wrong
-                reason = "incorrect" if incorrect else sample.reason
-                if sample.reason and not incorrect:
-                    again.append(sample.scope)
-                cell = stage.cell
-                yield Batch(
-                    backend.lane,
-                    backend.device,
-                    str(stage.campaign),
-                    str(cell.family),
-                    cell.slots,
-                    cell.pool,
-                    cell.rows,
-                    cell.cols,
-                    stage.warps,
-                    str(stage.mode),
-                    stage.baseline,
-                    series.name,
-                    series.arm.name,
-                    str(sample.scope),
-                    repetition,
-                    position,
-                    "reversed" if reverse else "forward",
-                    attempt,
-                    sample.time_us,
-                    sample.launches,
-                    sample.warmups,
-                    not reason,
-                    reason,
-                    sample.clock_events,
-                    sample.compute_processes,
-                    sample.sm_clock_mhz,
-                    sample.temperature_c,
-                )
-            pending = tuple(again)
-            if not pending:
-                break
+    checks = [compare(backend, setup, fixture, arm, control, rows) for arm in setup.compared]
+    wrong = frozenset(c.arm for c in checks if not c.holds)
+    timed = list(time_stage(backend, backend, stage, protocol.acceptance, KEY, wrong))
+    return Measured(stage, fixture.record(), checks, timed)
 
 
 def run_stages(backend: Backend, stages: Iterable[Stage], protocol: StudyProtocol) -> Iterator[Measured]:
@@ -233,17 +161,22 @@ def run_stages(backend: Backend, stages: Iterable[Stage], protocol: StudyProtoco
     made: dict[tuple[int, int, int], NDArray[np.uint8]] = {}
     fixture: Fixture | None = None
     for stage in stages:
-        cell, key = stage.cell, (stage.seed, stage.cell.rows, stage.cell.cols)
-        if fixture is None or fixture.cell != cell or fixture.seed != stage.seed:
+        setup: Setup = stage.shape
+        cell, key = setup.cell, _weights_of(setup)
+        if fixture is None or fixture.cell != cell or fixture.seed != setup.seed:
             if key not in made:
                 made.clear()  # one weight matrix at a time in host memory
-                pool = max(s.cell.pool for s in stages if (s.seed, s.cell.rows, s.cell.cols) == key)
-                made[key] = fixtures.weights(stage.seed, pool, cell.rows, cell.cols)
+                pool = max(s.shape.cell.pool for s in stages if _weights_of(s.shape) == key)
+                made[key] = fixtures.weights(setup.seed, pool, cell.rows, cell.cols)
             fixture = fixtures.make(
                 cell,
-                stage.seed,
+                setup.seed,
                 sentinels=protocol.sentinels,
                 checked_rows=protocol.rows_checked_per_job,
                 pool_weights=made[key],
             )
         yield run_stage(backend, stage, fixture, protocol)
+
+
+def _weights_of(setup: Setup) -> tuple[int, int, int]:
+    return setup.seed, setup.cell.rows, setup.cell.cols

@@ -10,8 +10,9 @@ from typing import Literal, TypeVar
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_json
-from routeblock.grouped_schedule.arms import BY_NAME, Family, Scope
-from routeblock.protocols import Bootstrap, Seed, Strict, Whole, read
+from routeblock.grouped_schedule.schedules import BY_NAME, Family, Scope
+from routeblock.timing import protocol as timing
+from routeblock.timing.protocol import Bootstrap, Seed, Strict, Whole, read
 
 T = TypeVar("T")
 
@@ -66,14 +67,14 @@ class Timing(Strict):
     cpu: CpuTiming
 
 
-class Acceptance(Strict):
+class Acceptance(timing.Acceptance):
     """`retry_rest_ms`: how long a device rests before a rejected batch is timed again; none where it is left out."""
 
-    attempts: int
     retry_rest_ms: int | None = None
-    throttle_reasons: tuple[str, ...]
-    reject: dict[Literal["throttled", "other_process", "incorrect"], str]
-    rule: str
+
+    @property
+    def rest_s(self) -> float:
+        return (self.retry_rest_ms or 0) / 1000
 
 
 class Expected(Strict):

@@ -12,30 +12,16 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from routeblock.evidence.files import atomic_file, write_json
-from routeblock.evidence.gpu_record import documents
 from routeblock.evidence.manifest import seal
-from routeblock.grouped_schedule import batches as raw
 from routeblock.grouped_schedule import measure
-from routeblock.grouped_schedule.campaigns import Campaign, Stage
-from routeblock.grouped_schedule.protocol import Expected, Protocol
-
-FILES = ("batches.parquet", "comparisons.json", "fixtures.json", "run.json")
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The contents of one such folder."""
-
-    folder: Path
-    batches: list[raw.Batch]
-    comparisons: list[dict[str, Any]]
-    fixtures: list[dict[str, Any]]
-    run: dict[str, Any]
+from routeblock.grouped_schedule.protocol import Protocol
+from routeblock.grouped_schedule.study import STUDY
+from routeblock.timing.batches import Row
+from routeblock.timing.plan import Stage
+from routeblock.timing.record import Record
 
 
 class Usage:
@@ -74,79 +60,40 @@ def write(
     inputs: Iterable[Path],
     code: str,
     progress: Callable[[str], None] = lambda _: None,
-) -> Recorded:
+) -> Record:
     """Run `stages` on `backend` and write the folder, sealed by `{rule}.manifest.json`.
 
     `inputs` are the files that were read (protocol, cubin); `code` is the digest for the manifest; `progress` is told
-    of every stage that is done. Rejected batches are kept. The counts are not asserted here: `missing_counts` does that
-    on what was written.
+    of every stage that is done. Rejected batches are kept. The counts are not asserted here: the statistics do that.
     """
-    batches: list[raw.Batch] = []
+    rows: list[Row] = []
     comparisons: list[dict[str, Any]] = []
     fixtures: list[dict[str, Any]] = []
     usage = Usage(backend)
     for measured in measure.run_stages(backend, stages, protocol):
-        first = measured.batches[0]
-        progress(
-            f"{first.campaign}: {first.family} {first.slots}/{first.pool}, {first.cols} columns, {first.warps} warps"
-        )
-        batches += measured.batches
-        comparisons += [c.record() for c in measured.comparisons]
+        progress(measured.stage.label)
+        rows += measured.rows
+        comparisons += [c.record() for c in measured.checks]
         if measured.fixture not in fixtures:
             fixtures.append(measured.fixture)
         usage.look()
     run = {
         "device": backend.identity(),
         "protocol_sha256": protocol.digest(),
-        "batches": dict(Counter(f"{b.campaign}, {b.reason or 'accepted'}" for b in batches)),
+        "batches": dict(Counter(map(STUDY.counted, rows))),
         "comparisons": dict(Counter(f"{c['campaign']}, {'equal' if c['holds'] else 'different'}" for c in comparisons)),
         "telemetry": usage.told(),
     }
-    with atomic_file(folder / FILES[0]) as tmp:
-        raw.write(tmp, batches)
-    for name, value in zip(FILES[1:], (comparisons, fixtures, run), strict=True):
-        write_json(folder / name, value)
+    documents = {"comparisons": comparisons, "fixtures": fixtures, "run": run}
+    batches = [STUDY.table.batch(row) for row in rows]
+    STUDY.write(folder, batches, documents)
+    place = backend.place
     seal(
         folder / f"{rule}.manifest.json",
         rule=rule,
-        outputs=[folder / name for name in FILES],
+        outputs=[folder / name for name in STUDY.files],
         inputs=inputs,
-        parameters={"lane": backend.lane, "device": backend.device, "protocol_sha256": protocol.digest()},
+        parameters={"lane": place.lane, "device": place.device, "protocol_sha256": protocol.digest()},
         code=code,
     )
-    return Recorded(folder, batches, comparisons, fixtures, run)
-
-
-def read(folder: Path) -> Recorded:
-    """Read such a folder. Raises InputError if a file is missing or malformed."""
-    rest = documents(folder, FILES, "run the sweep or the confirmation again")
-    return Recorded(folder, raw.read([folder / FILES[0]]), *rest)
-
-
-def missing_counts(found: Iterable[Recorded], expected: Expected) -> list[str]:
-    """What each device lacks of the protocol's counts, one line each; none if all are reached exactly."""
-    batches: Counter[tuple[str, str, str]] = Counter()
-    comparisons: Counter[tuple[str, str, str]] = Counter()
-    devices: set[tuple[str, str]] = set()
-    for record in found:
-        device = (record.run["device"]["lane"], record.run["device"]["device"])
-        devices.add(device)
-        batches.update((*device, b.campaign) for b in record.batches if b.accepted)
-        comparisons.update((*device, c["campaign"]) for c in record.comparisons if c["holds"])
-    wanted = (
-        (Campaign.SWEEP, "equal outputs", comparisons, expected.sweep_comparisons),
-        (Campaign.SWEEP, "accepted batches", batches, expected.sweep_batches),
-        (Campaign.CONFIRMATION, "equal outputs", comparisons, expected.confirmation_comparisons),
-        (Campaign.CONFIRMATION, "accepted batches", batches, expected.confirmation_batches),
-    )
-    return [
-        f"{lane}/{device}: {campaign} has {counts[lane, device, campaign]} {what}, the protocol asks for {n}"
-        for lane, device in sorted(devices)
-        for campaign, what, counts, n in wanted
-        if counts[lane, device, campaign] != n
-    ]
-
-
-def other_protocol(found: Iterable[Recorded], protocol: Protocol) -> list[str]:
-    """The records measured under another protocol, one line each."""
-    return [f"{r.folder}: {line}" for r in found for line in protocol.unlike(r.run["protocol_sha256"])]
+    return Record(folder, batches, documents)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compute-sanitizer over the hostile jobs of `exercise`."""
+"""compute-sanitizer over the hostile jobs of `sanitizer_cases`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 
 TOOLS = ("memcheck", "synccheck", "racecheck")
-EXERCISE = "routeblock.grouped_schedule.exercise"
+CASES = "routeblock.grouped_schedule.sanitizer_cases"
 
 
 def write(out: Path, device: str, cubin: Path, protocol: Path, *, code: str) -> list[Report]:
@@ -34,7 +34,7 @@ def write(out: Path, device: str, cubin: Path, protocol: Path, *, code: str) -> 
                 way_out="routeblock build-kernels, then --cubin; a committed protocol, then --protocol",
             )
     digest = sha256_file(cubin)
-    reports = [run_tool(tool, EXERCISE, [match[1], str(cubin), str(protocol)]) for tool in TOOLS]
+    reports = [run_tool(tool, CASES, [match[1], str(cubin), str(protocol)]) for tool in TOOLS]
     path = out / "sanitizer.json"
     write_json(path, {"device": device, "cubin_sha256": digest, "tools": [asdict(r) for r in reports]})
     seal(

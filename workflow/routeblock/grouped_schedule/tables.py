@@ -13,26 +13,30 @@ from typing import Any
 
 from routeblock import tables
 from routeblock.cuda.telemetry import named_events
-from routeblock.evidence.validation import must_agree
-from routeblock.grouped_schedule import record, statistics
-from routeblock.grouped_schedule.arms import Scope
 from routeblock.grouped_schedule.batches import Batch
 from routeblock.grouped_schedule.campaigns import Campaign
-from routeblock.grouped_schedule.record import Recorded
-from routeblock.grouped_schedule.statistics import Comparison
+from routeblock.grouped_schedule.schedules import Scope
+from routeblock.grouped_schedule.study import STUDY
 from routeblock.tables import Column
+from routeblock.timing import mutations as edited
+from routeblock.timing import statistics
+from routeblock.timing.record import Record, usable
+from routeblock.timing.statistics import Comparison
+from routeblock.timing.validation import must_agree
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What tables are made from; `sanitizers` are the contents of `sanitizer.json` files."""
+    """What tables are made from; `sanitizers` are the contents of `sanitizer.json` files, `edits` what became of the
+    edited copies of a record."""
 
     comparisons: Sequence[Comparison]
-    records: Sequence[Recorded]
+    records: Sequence[Record]
     published: Row
     sanitizers: Sequence[Row] = ()
+    edits: Sequence[Row] = ()
 
     @property
     def batches(self) -> Iterable[Batch]:
@@ -112,7 +116,7 @@ def beyond(given: Evidence) -> list[Row]:
 def cardinalities(given: Evidence) -> list[Row]:
     """Each fixture once: a pool bound is not a number of distinct experts."""
     seen: dict[str, Row] = {}
-    for fixture in (f for r in given.records for f in r.fixtures):
+    for fixture in (f for r in given.records for f in r.documents["fixtures"]):
         row = {k: v for k, v in fixture.items() if k not in ("ids", "sha256")}
         row |= {f"sha256_{k}": v for k, v in fixture["sha256"].items()}
         seen.setdefault(json.dumps(row, sort_keys=True), row)
@@ -136,7 +140,7 @@ def counts(given: Evidence) -> list[Row]:
     found: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for b in given.batches:
         found[b.lane, b.device, b.campaign]["accepted" if b.accepted else "rejected"] += 1
-    for c in (c for r in given.records for c in r.comparisons):
+    for c in (c for r in given.records for c in r.documents["comparisons"]):
         found[c["lane"], c["device"], c["campaign"]]["equal" if c["holds"] else "different"] += 1
     names = ("equal", "different", "accepted", "rejected")
 
@@ -202,6 +206,11 @@ def sanitizer(given: Evidence) -> list[Row]:
         for told in given.sanitizers
         for report in told["tools"]
     ]
+
+
+def mutations(given: Evidence) -> list[Row]:
+    """Each edited copy, and why it is refused."""
+    return edited.table(given.edits)
 
 
 _SCHEDULE = (Column("scope"), Column("schedule"), Column("baseline"))
@@ -363,6 +372,12 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "are not the CPU's bits. "
         "refused: the machine does not let the tool run, which proves nothing. No row: no GPU is among the lanes.",
     ),
+    "grouped_mutations": (
+        mutations,
+        edited.COLUMNS,
+        "Edited copies of a record of study B, and why each is refused",
+        edited.NOTES,
+    ),
 }
 
 
@@ -375,6 +390,7 @@ def write(
     validation: Path,
     *,
     sanitizers: Sequence[Path] = (),
+    mutations_file: Path | None = None,
     code: str,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
@@ -383,14 +399,17 @@ def write(
     """
     maker, columns, title, notes = tables.find(name, TABLES)
     must_agree(validation)
-    records = [record.read(folder) for folder in folders]
+    records = [STUDY.read(folder) for folder in folders]
     told = json.loads(published.read_text(encoding="utf-8"))
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sanitizers]
-    rows = maker(Evidence(statistics.read(statistics_file), records, told, reports))
+    edits = edited.read(mutations_file) if mutations_file else []
+    given = Evidence(statistics.read(statistics_file), records, told, reports, edits)
+    with usable(folders[0] if folders else statistics_file):
+        rows = maker(given)
     if any(key.startswith("v100") for row in rows for key in row):
         notes += f" v100_*: {told['source']}; *_us in microseconds, the others in percent."
     inputs = [
-        *(statistics_file, published, validation, *sanitizers),
-        *(folder / f for folder in folders for f in record.FILES),
+        *(statistics_file, published, validation, *sanitizers, *([mutations_file] if mutations_file else [])),
+        *(folder / f for folder in folders for f in STUDY.files),
     ]
     return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)

@@ -27,14 +27,14 @@ def jobs(protocol: Protocol, tokens: int) -> Jobs:
     return Jobs(shape, whole.ids[:slots], np.ascontiguousarray(whole.x[:tokens]))
 
 
-def run(rig: Any, protocol: Protocol) -> list[dict[str, Any]]:
-    """Per side and batch the digest of the first token's outputs, on a rig (see `rig.Rig`)."""
-    from routeblock.q6k_dispatch.rig import Session
+def run(gpu: Any, protocol: Protocol) -> list[dict[str, Any]]:
+    """Per side and batch the digest of the first token's outputs, on a GPU (see `gpu_session.Gpu`)."""
+    from routeblock.q6k_dispatch.gpu_session import Session
 
-    there = rig.sides()
+    there = gpu.sides()
     found = []
     for tokens in protocol.batch_bits.tokens:
-        session = Session(rig, jobs(protocol, tokens))
+        session = Session(gpu, jobs(protocol, tokens))
         for side in (s for s in SIDES if s in there):
             first = np.ascontiguousarray(session.output(side)[: protocol.top_k])
             found.append({"side": str(side), "tokens": tokens, "sha256": sha256_array(first)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routeblock.batch_table import BatchTable
+from routeblock.timing.batches import BatchTable
 
 
 @dataclass(frozen=True)
@@ -37,5 +37,4 @@ class Batch:
     temperature_c: int
 
 
-TABLE = BatchTable(Batch, "record again: routeblock record-dispatch")
-write, read = TABLE.write, TABLE.read
+TABLE = BatchTable(Batch, {"side": "side", "calls": "launches"}, "record again: routeblock record-dispatch")

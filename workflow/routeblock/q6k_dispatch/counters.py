@@ -34,10 +34,10 @@ def cases(protocol: Protocol) -> list[tuple[Shape, Side]]:
     return [(shape, side) for m, shape in every for side in (whole if m in plan.shapes else plan.everywhere)]
 
 
-def count(protocol_path: Path, cubin: Path, schedules: Path, rig: Any) -> dict[str, Any]:
+def count(protocol_path: Path, cubin: Path, schedules: Path, gpu: Any) -> dict[str, Any]:
     """What ncu read: `outcome` counted, refused or absent, lines that tell why, and a row for every case.
 
-    rig: see `rig.Rig`; it times the same graphs without ncu.
+    gpu: see `gpu_session.Gpu`; it times the same graphs without ncu.
     """
     program = shutil.which("ncu")
     if program is None:
@@ -60,7 +60,7 @@ def count(protocol_path: Path, cubin: Path, schedules: Path, rig: Any) -> dict[s
         rows = parse(done.stdout, protocol)
     except ValueError as e:
         return {"outcome": "refused", "lines": [str(e), *lines[:20]], "rows": []}
-    for row, time_us in zip(rows, replays(rig, protocol), strict=True):
+    for row, time_us in zip(rows, replays(gpu, protocol), strict=True):
         row["replay_us"] = time_us
     return {"outcome": "counted", "lines": [line for line in lines if "WARNING" in line], "rows": rows}
 
@@ -84,24 +84,22 @@ def parse(output: str, protocol: Protocol) -> list[dict[str, Any]]:
     return found
 
 
-def replays(rig: Any, protocol: Protocol) -> list[float]:
+def replays(gpu: Any, protocol: Protocol) -> list[float]:
     """Microseconds of one call of every case, by graphs as they are counted, without a profiler."""
-    from routeblock.q6k_dispatch.rig import Graph
-
     plan, found = protocol.counters, []
-    for session, side in _sessions(rig, protocol):
-        graph = Graph(rig.stream, session.counted(side), protocol.warmups, plan.calls)
-        found.append(float(np.median([graph.replay() for _ in range(plan.replays)])))
+    for session, side in _sessions(gpu, protocol):
+        graph = gpu.graph(session.counted(side), protocol.warmups, plan.calls)
+        found.append(float(np.median([graph.replay() for _ in range(plan.replays)])) / plan.calls)
     return found
 
 
-def _sessions(rig: Any, protocol: Protocol) -> Iterator[tuple[Any, Side]]:
+def _sessions(gpu: Any, protocol: Protocol) -> Iterator[tuple[Any, Side]]:
     opened: dict[Shape, Any] = {}
     for shape, side in cases(protocol):
         if shape not in opened:
             for session in opened.values():
                 session.close()
-            opened = {shape: rig.open(shape)}
+            opened = {shape: gpu.session(shape)}
         yield opened[shape], side
     for session in opened.values():
         session.close()
@@ -111,25 +109,25 @@ def main(arguments: list[str]) -> int:
     """Replay a graph of every case twice, the second time for the profiler."""
     import torch
 
-    from routeblock.q6k_dispatch.rig import Rig
+    from routeblock.q6k_dispatch.gpu_session import Gpu
 
     protocol_path, cubin, schedules = map(Path, arguments)
     protocol = load(protocol_path)
-    rig = Rig(protocol, cubin.read_bytes(), schedules.read_bytes(), None, None)
-    for session, side in _sessions(rig, protocol):
+    gpu = Gpu(protocol, cubin.read_bytes(), schedules.read_bytes(), None, None)
+    for session, side in _sessions(gpu, protocol):
         call = session.counted(side)
-        with torch.cuda.stream(rig.stream):
+        with torch.cuda.stream(gpu.stream):
             call()
-            rig.stream.synchronize()
+            gpu.stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=rig.stream):
+            with torch.cuda.graph(graph, stream=gpu.stream):
                 for _ in range(protocol.counters.calls):
                     call()
             graph.replay()
-            rig.stream.synchronize()
+            gpu.stream.synchronize()
             torch.cuda.cudart().cudaProfilerStart()
             graph.replay()
-            rig.stream.synchronize()
+            gpu.stream.synchronize()
             torch.cuda.cudart().cudaProfilerStop()
     return 0
 

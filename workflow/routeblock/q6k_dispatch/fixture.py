@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from routeblock.evidence.digest import sha256_array
 from routeblock.grouped_schedule import fixture as study
-from routeblock.grouped_schedule.arms import Family
 from routeblock.grouped_schedule.protocol import Cell
+from routeblock.grouped_schedule.schedules import Family
 from routeblock.moe import q6k
 from routeblock.q6k_dispatch.protocol import Role, Shape
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from routeblock.cuda.q6k_plan import Sizes
-from routeblock.protocols import Bootstrap, Count, Strict, Whole, each_once, read, refuse
+from routeblock.timing import protocol as timing
+from routeblock.timing.protocol import Bootstrap, Count, Natural, Seed, Strict, Whole, each_once, read, refuse
 
 
 class Side(StrEnum):
@@ -42,14 +43,6 @@ class Role(StrEnum):
     TUNED = "tuned"
     HELD_OUT = "held_out"
     STUDY = "study"
-
-
-class Reason(StrEnum):
-    """Why a repetition was rejected."""
-
-    THROTTLED = "throttled"
-    OTHER_PROCESS = "other_process"
-    INCORRECT = "incorrect"
 
 
 class Matrix(Strict):
@@ -131,12 +124,12 @@ class Counters(Strict):
     rule: str
 
 
-class Acceptance(Strict):
-    attempts: Count
-    pause_ms: int
-    throttle_reasons: tuple[str, ...]
-    reject: dict[Reason, str]
-    rule: str
+class Acceptance(timing.Acceptance):
+    pause_ms: Natural
+
+    @property
+    def rest_s(self) -> float:
+        return self.pause_ms / 1000
 
 
 class Protocol(Whole):
@@ -144,7 +137,7 @@ class Protocol(Whole):
 
     name: Literal["q6k_dispatch"]
     version: int
-    seed: int
+    seed: Seed
     top_k: Count
     shapes: Shapes
     roles: dict[Role, str]

@@ -18,31 +18,17 @@ from routeblock.cuda import q6k_dispatch as kernels
 from routeblock.cuda import sanitizer
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
-from routeblock.evidence.files import atomic_file, write_json
-from routeblock.evidence.gpu_record import GpuRecord, documents
+from routeblock.evidence.files import write_json
 from routeblock.installed import versions
-from routeblock.q6k_dispatch import batches as raw
 from routeblock.q6k_dispatch import counters
-from routeblock.q6k_dispatch.measure import Measured
-from routeblock.q6k_dispatch.measure import run as measure
-from routeblock.q6k_dispatch.protocol import OURS, Protocol, load
+from routeblock.q6k_dispatch.protocol import Protocol, load
+from routeblock.q6k_dispatch.study import KEY, STUDY, counted
+from routeblock.timing.check import findings
+from routeblock.timing.loop import Measured
+from routeblock.timing.loop import run as measure
 
-BATCHES, RUN, COUNTERS, SANITIZER = "batches.parquet", "run.json", "counters.json", "sanitizer.json"
-FILES = (BATCHES, RUN, COUNTERS, SANITIZER)
-FOLDER = GpuRecord("dispatch", FILES, "q6k_dispatch.tar.gz")
-EXERCISE = "routeblock.q6k_dispatch.exercise"
+SANITIZER_CASES = "routeblock.q6k_dispatch.sanitizer_cases"
 _PACKAGES = ("torch", "numpy", "cuda-core", "cuda-bindings", "nvidia-ml-py")
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The contents of a record's folder."""
-
-    folder: Path
-    batches: list[raw.Batch]
-    run: dict[str, Any]
-    counters: dict[str, Any]
-    sanitizer: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,36 +50,34 @@ def write(
     """
     began = time.monotonic()
     protocol = load(protocol_path)
-    rig, cubins = _open(out, protocol, given)
+    gpu, cubins = _open(out, protocol, given)
     measured = Measured()
     facts: dict[str, Any] = {}
     try:
         plan = protocol.ceilings
-        facts["ceilings"] = {"dram": rig.read_rate(plan.dram_bytes), "l2": rig.read_rate(plan.l2_bytes)}
-        measure(rig, protocol, measured, progress)
+        facts["ceilings"] = {"dram": gpu.read_rate(plan.dram_bytes), "l2": gpu.read_rate(plan.l2_bytes)}
+        measure(gpu, gpu.stages(), protocol.acceptance, KEY, measured, progress=progress)
         progress(f"measured after {time.monotonic() - began:.1f} s")
         from routeblock.q6k_dispatch import batch_bits
 
-        facts["batch_bits"] = batch_bits.run(rig, protocol)
+        facts["batch_bits"] = batch_bits.run(gpu, protocol)
     finally:  # what was measured before an error stays
-        run = _run(rig, protocol, measured, given, cubins) | facts | {"seconds": round(time.monotonic() - began, 1)}
-        with atomic_file(out / BATCHES) as tmp:
-            raw.write(tmp, measured.batches)
-        write_json(out / RUN, run)
-        FOLDER.seal(out, protocol_path, protocol.digest(), code)
-    write_json(out / COUNTERS, counters.count(protocol_path, *cubins, rig))
+        run = _run(gpu, protocol, measured, given, cubins) | facts | {"seconds": round(time.monotonic() - began, 1)}
+        STUDY.write(out, [STUDY.table.batch(row) for row in measured.rows], {"run": run})
+        STUDY.seal(out, "record_dispatch", protocol_path, code)
+    write_json(out / "counters.json", counters.count(protocol_path, *cubins, gpu))
     progress(f"counted after {time.monotonic() - began:.1f} s")
-    sanitizer.write(out / SANITIZER, EXERCISE, [str(cubins[0])])
-    FOLDER.seal(out, protocol_path, protocol.digest(), code)
-    return problems(read(out), protocol)
+    sanitizer.write(out / "sanitizer.json", SANITIZER_CASES, [str(cubins[0])])
+    STUDY.seal(out, "record_dispatch", protocol_path, code)
+    return list(map(str, findings(STUDY, STUDY.read(out), protocol)))
 
 
 def _open(out: Path, protocol: Protocol, given: Given) -> tuple[Any, tuple[Path, Path]]:
     try:
         import torch
 
+        from routeblock.q6k_dispatch.gpu_session import Gpu
         from routeblock.q6k_dispatch.peers import LlamaCpp, Plugin
-        from routeblock.q6k_dispatch.rig import Rig
     except ImportError as e:
         raise InputError(
             f"{e}", where="record-dispatch", limit="torch for CUDA is needed", way_out="install envs/cuda.txt"
@@ -110,7 +94,7 @@ def _open(out: Path, protocol: Protocol, given: Given) -> tuple[Any, tuple[Path,
     cubins = _cubins(out, f"sm_{major}{minor}", given)
     plugin = Plugin(given.plugin) if given.plugin else None
     llama = LlamaCpp(given.llama) if given.llama else None
-    return Rig(protocol, cubins[0].read_bytes(), cubins[1].read_bytes(), plugin, llama), cubins
+    return Gpu(protocol, cubins[0].read_bytes(), cubins[1].read_bytes(), plugin, llama), cubins
 
 
 def _cubins(out: Path, architecture: str, given: Given) -> tuple[Path, Path]:
@@ -124,15 +108,15 @@ def _cubins(out: Path, architecture: str, given: Given) -> tuple[Path, Path]:
     return paths
 
 
-def _run(rig: Any, protocol: Protocol, measured: Measured, given: Given, cubins: tuple[Path, Path]) -> dict[str, Any]:
+def _run(gpu: Any, protocol: Protocol, measured: Measured, given: Given, cubins: tuple[Path, Path]) -> dict[str, Any]:
     import torch
 
     return {
         "protocol_sha256": protocol.digest(),
-        "device": rig.nvml.identity()
+        "device": gpu.nvml.identity()
         | {
-            "architecture": rig.architecture,
-            "multiprocessors": rig.multiprocessors,
+            "architecture": gpu.architecture,
+            "multiprocessors": gpu.multiprocessors,
             "l2_bytes": int(torch.cuda.get_device_properties(0).L2_cache_size),
             "cuda": torch.version.cuda,
             "packages": versions(_PACKAGES),
@@ -141,10 +125,10 @@ def _run(rig: Any, protocol: Protocol, measured: Measured, given: Given, cubins:
         "peers": {
             "plugin": _digests(given.plugin),
             "llama_cpp": _digests(given.llama),
-            "block_size": rig.plugin.block_size if rig.plugin else None,
+            "block_size": gpu.plugin.block_size if gpu.plugin else None,
         },
         "checks": measured.checks,
-        "batches": dict(Counter(f"{b.series} {b.reason or 'accepted'}" for b in measured.batches)),
+        "batches": dict(Counter(map(counted, measured.rows))),
     }
 
 
@@ -153,30 +137,3 @@ def _digests(path: Path | None) -> dict[str, str]:
         return {}
     files = sorted(path.glob("*.so")) if path.is_dir() else [path]
     return {p.name: sha256_file(p) for p in files}
-
-
-def read(folder: Path) -> Recorded:
-    """Read such a folder. Raises InputError if a file is missing or malformed."""
-    run, counted, tools = documents(folder, FILES, "record again: routeblock record-dispatch")
-    return Recorded(folder, raw.read(folder / BATCHES), run, counted, tools)
-
-
-def problems(found: Recorded, protocol: Protocol) -> list[str]:
-    """What a record lacks or does not show, one line each. Refused counters or tools are told, and no problem."""
-    run = found.run
-    wrong = protocol.unlike(run["protocol_sha256"])
-    plugin = set(run["peers"]["plugin"].values())
-    if plugin and plugin != {protocol.plugin.sha256}:
-        wrong.append("the plug-in is not the protocol's")
-    for check in run["checks"]:
-        where = f"{check['role']} {check['slots']}/{check['pool']} {check['rows']}x{check['cols']}"
-        if check["wrong"]:
-            wrong.append(f"{where}: wrong {', '.join(check['wrong'])}")
-        if len({check["output_sha256"][str(side)] for side in OURS}) != 1:
-            wrong.append(f"{where}: the paths' bits differ")
-        if not check["furthest_of_bound"] <= 1:
-            wrong.append(f"{where}: {check['furthest_of_bound']} of the bound")
-    ours = {b["sha256"] for b in run.get("batch_bits", []) if b["side"] in set(map(str, OURS))}
-    if len(ours) != 1:
-        wrong.append(f"one job has {len(ours)} outputs in different batches")
-    return wrong + sanitizer.findings(found.sanitizer)

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from routeblock import tables
-from routeblock.q6k_dispatch import record, statistics
 from routeblock.q6k_dispatch.protocol import OURS, Protocol, load, shapes
-from routeblock.q6k_dispatch.record import Recorded
-from routeblock.q6k_dispatch.statistics import Comparison
+from routeblock.q6k_dispatch.study import KEY, STUDY, key_of
 from routeblock.tables import Column, numbers
+from routeblock.timing import mutations as edited
+from routeblock.timing import statistics
+from routeblock.timing.plan import Key
+from routeblock.timing.record import Record, usable
+from routeblock.timing.statistics import Comparison
+from routeblock.timing.validation import must_agree
 
 Row = dict[str, Any]
 _SHAPE = ("slots", "pool", "rows", "cols")
@@ -22,47 +26,67 @@ RESOURCES = ("issue", "dram", "l2", "shared", "alu", "fma", "tensor")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What tables are made from."""
+    """What tables are made from. edits: what became of the record's edited copies."""
 
     comparisons: Sequence[Comparison]
-    found: Recorded
+    found: Record
     protocol: Protocol
+    edits: Sequence[Row] = ()
+
+    def at(self, place: Key) -> dict[str, Comparison]:
+        """The comparisons of a shape, by the series that ours is held against."""
+        return {c.series: c for c in self.comparisons if tuple(getattr(c, n) for n in KEY) == place}
+
+    @property
+    def checks(self) -> dict[Key, Row]:
+        """The check of every shape."""
+        return {tuple(c[n] for n in KEY): c for c in self.found.run["checks"]}
 
 
 def peers(given: Evidence) -> list[Row]:
     """Each shape once: our time, every other side's, the ratio to the best peer, and how near the limit it is."""
-    run, rows = given.found.run, []
-    checks = {(c["role"], *(c[n] for n in _SHAPE)): c for c in run["checks"]}
-    for c in given.comparisons:
-        check = checks[(c.role, *(getattr(c, n) for n in _SHAPE))]
-        best, floor = c.ratios[c.best] if c.best else None, c.ratios[given.protocol.floor]
-        row: Row = {name: getattr(c, name) for name in ("role", *_SHAPE, "n", "best", "reached")}
-        row |= {
+    run, protocol, rows = given.found.run, given.protocol, []
+    for shape in shapes(protocol):
+        check, others = given.checks[key_of(shape)], given.at(key_of(shape))
+        floor = others[protocol.floor]
+        best = next((c for c in others.values() if c.best), None)
+        row: Row = dict(zip(KEY, key_of(shape), strict=True)) | {
+            "n": floor.n,
+            "best": best.series if best else _undecided(others, protocol),
+            "reached": best.reached if best else None,
             "experts": check["distinct_experts"],
             "largest_group": check["largest_group"],
-            "ours_us": c.candidate_us,
+            "ours_us": floor.candidate_us,
         }
         if best:
-            row |= {"best_us": best.other_us, "ratio": best.ratio, "low": best.low, "high": best.high}
-        if floor:
-            row |= {"floor_low": floor.low, "floor_high": floor.high}
-        names = [
-            s.name for s in given.protocol.series if s.name not in (given.protocol.candidate, given.protocol.floor)
-        ]
-        row |= {f"{name}_us": r.other_us if (r := c.ratios[name]) else None for name in names}
+            row |= {"best_us": best.baseline_us, **_ratio(best)}
+        if floor.low is not None:
+            row |= {f"floor_{name}": _ratio(floor)[name] for name in ("low", "high")}
+        row |= {f"{name}_us": c.baseline_us for name, c in others.items() if c is not floor}
         level = "L2" if check["weight_bytes"] <= run["device"]["l2_bytes"] else "DRAM"
         row |= {"weight_mb": check["weight_bytes"] / 1e6, "level": level}
-        if c.candidate_us:
-            row["of_rate"] = check["weight_bytes"] / run["ceilings"][level.lower()] * 1e6 / c.candidate_us
-            if limit := _limit(c, given.protocol):
-                row |= {"limit": limit[1], "limit_us": limit[0], "of_limit": limit[0] / c.candidate_us}
+        if floor.candidate_us:
+            row["of_rate"] = check["weight_bytes"] / run["ceilings"][level.lower()] * 1e6 / floor.candidate_us
+            if limit := _limit(others, protocol):
+                row |= {"limit": limit[1], "limit_us": limit[0], "of_limit": limit[0] / floor.candidate_us}
         rows.append(row)
     return rows
 
 
-def _limit(compared: Comparison, protocol: Protocol) -> tuple[float, str] | None:
+def _undecided(others: dict[str, Comparison], protocol: Protocol) -> str:
+    """The peers without which no best one can be named."""
+    few = [c for name in protocol.peers if (c := others[name]).baseline_us is None]
+    return "undecided: " + ", ".join(f"{c.series} {c.n} of {c.planned}" for c in few)
+
+
+def _ratio(c: Comparison) -> Row:
+    numbers = {"ratio": c.change, "low": c.low, "high": c.high}
+    return {name: None if value is None else 1 + value for name, value in numbers.items()}
+
+
+def _limit(others: dict[str, Comparison], protocol: Protocol) -> tuple[float, str] | None:
     """The time that no call can go below, and the series that has it."""
-    found = [(r.other_us, name) for name in protocol.limit.series if (r := compared.ratios[name])]
+    found = [(us, name) for name in protocol.limit.series if name in others and (us := others[name].baseline_us)]
     return max(found, default=None)
 
 
@@ -70,12 +94,10 @@ def counters(given: Evidence) -> list[Row]:
     """Each counted case: its time, what remains to the limit, how busy each resource was, what warps wait for, and what
     binds."""
     run, plan = given.found.run, given.protocol.counters
-    checks = {(c["role"], *(c[n] for n in _SHAPE)): c for c in run["checks"]}
-    limits = {(c.role, *(getattr(c, n) for n in _SHAPE)): _limit(c, given.protocol) for c in given.comparisons}
     rows = []
-    for counted in given.found.counters["rows"]:
-        place, time_us = (counted["role"], *(counted[n] for n in _SHAPE)), counted["replay_us"]
-        check = checks[place]
+    for counted in given.found.documents["counters"]["rows"]:
+        place, time_us = tuple(counted[n] for n in KEY), counted["replay_us"]
+        check = given.checks[place]
         # The profiler parts the kernels of a graph: shares of its time become shares of the time without it.
         stretch = counted["time_ns"] / plan.calls / 1e3 / time_us
         busy = {name: counted[f"{name}_percent"] * stretch for name in RESOURCES}
@@ -96,12 +118,12 @@ def counters(given: Evidence) -> list[Row]:
         if counted["side"] in OURS:
             blocks = check["plan"]["slabs"] * check["distinct_experts"]
             row["blocks_per_sm"] = blocks / run["device"]["multiprocessors"]
-            if limit := limits.get(place):
+            if limit := _limit(given.at(place), given.protocol):
                 row |= {"limit_us": limit[0], "remains_us": time_us - limit[0]}
         rows.append(row)
-    order = {(str(s.role), s.slots, s.pool, s.rows, s.cols): i for i, s in enumerate(shapes(given.protocol))}
+    order = {key_of(shape): i for i, shape in enumerate(shapes(given.protocol))}
     sides = {side: i for i, side in enumerate(dict.fromkeys((*plan.everywhere, *plan.sides)))}
-    return sorted(rows, key=lambda r: (order[(r["role"], *(r[n] for n in _SHAPE))], sides[r["side"]]))
+    return sorted(rows, key=lambda r: (order[tuple(r[n] for n in KEY)], sides[r["side"]]))
 
 
 def _waits(stalls: dict[str, float]) -> list[tuple[str, float]]:
@@ -139,7 +161,7 @@ def batch_bits(given: Evidence) -> list[Row]:
 
 def checks(given: Evidence) -> list[Row]:
     """What was checked on the GPU beside timing."""
-    run, found = given.found.run, given.found
+    run, counted = given.found.run, given.found.documents["counters"]
     device, told = run["device"], run["checks"]
     names = f"{device['architecture']}, driver {device['driver']}, CUDA {device['cuda']}, "
     names += ", ".join(f"{name} {digest}" for name, digest in run["cubin_sha256"].items())
@@ -167,14 +189,19 @@ def checks(given: Evidence) -> list[Row]:
         rows.append(_check(name, None, "ran" if digests else "left out", ", ".join(map(" ".join, digests.items()))))
     rates = ", ".join(f"{name} {rate / 1e12:.2f} TB/s" for name, rate in run["ceilings"].items())
     rows.append(_check("reading alone", None, rates, given.protocol.ceilings.rule))
-    lines = " / ".join(line.strip("= ") for line in found.counters["lines"])
-    rows.append(_check("counters", len(found.counters["rows"]), found.counters["outcome"], lines))
-    tools = found.sanitizer["tools"]
+    lines = " / ".join(line.strip("= ") for line in counted["lines"])
+    rows.append(_check("counters", len(counted["rows"]), counted["outcome"], lines))
+    tools = given.found.documents["sanitizer"]["tools"]
     rows += [_check(t["tool"], None, t["outcome"], " / ".join(x.strip("= ") for x in t["lines"])) for t in tools]
     for kind, number in sorted(run["batches"].items()):
         series, outcome = kind.split(" ")
         rows.append(_check(f"batches: {series}", number, outcome, ""))
     return rows
+
+
+def mutations(given: Evidence) -> list[Row]:
+    """Each edited copy, and why it is refused."""
+    return edited.table(given.edits)
 
 
 def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
@@ -266,15 +293,36 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "Fast paths: what was checked on the GPU",
         "Sampled outputs are computed again by the workflow. The sanitizer ran over every path at hostile sizes.",
     ),
+    "dispatch_mutations": (
+        mutations,
+        edited.COLUMNS,
+        "Edited copies of the fast paths' record, and why each is refused",
+        edited.NOTES,
+    ),
 }
 
 
-def write(name: str, out: Path, statistics_file: Path, folder: Path, protocol: Path, *, code: str) -> list[Path]:
+def write(
+    name: str,
+    out: Path,
+    statistics_file: Path,
+    folder: Path,
+    validation: Path,
+    protocol: Path,
+    *,
+    mutations_file: Path | None = None,
+    code: str,
+) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
     maker, columns, title, notes = tables.find(name, TABLES)
-    rows = maker(Evidence(statistics.read(statistics_file), record.read(folder), load(protocol)))
-    inputs = [statistics_file, protocol, *(folder / f for f in record.FILES)]
+    must_agree(validation)
+    edits = edited.read(mutations_file) if mutations_file else []
+    given = Evidence(statistics.read(statistics_file), STUDY.read(folder), load(protocol), edits)
+    with usable(folder):
+        rows = maker(given)
+    inputs = [statistics_file, *([mutations_file] if mutations_file else []), validation, protocol]
+    inputs += [folder / f for f in STUDY.files]
     return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)

@@ -72,6 +72,7 @@ CHAPTERS = (
             "cardinalities",
             "devices",
             "sanitizer",
+            "grouped_mutations",
         ),
     ),
     Chapter(
@@ -80,7 +81,7 @@ CHAPTERS = (
         "Kernels for the same expert jobs that read each expert's weights once, timed beside vLLM's plug-in and "
         "llama.cpp in one run, every side charged with its own quantisation and grouping.",
         (),
-        ("peers", "counters", "batch_bits", "dispatch_checks"),
+        ("peers", "counters", "batch_bits", "dispatch_checks", "dispatch_mutations"),
     ),
 )
 TABLES = tuple(name for chapter in CHAPTERS for name in chapter.tables)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from routeblock.protocols import Count, Natural, Seed, Strict, Whole, read
+from routeblock.timing.protocol import Count, Natural, Seed, Strict, Whole, read
 from routeblock.route_block.facts import HISTORIES
 
 STUDY = "native"

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What study B's rules ask: which devices, which records, which cubin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from routeblock.config import Config, GroupedLane
+from routeblock.cuda.window import Settings
+from routeblock.errors import InputError
+
+# In the order of the report. A test holds the list against the tables' own.
+TABLES = (
+    "confirmation",
+    "discovery",
+    "beyond_study",
+    "cardinalities",
+    "positions",
+    "counts",
+    "rejections",
+    "devices",
+    "sanitizer",
+    "grouped_mutations",
+)
+FIGURES = ("confirmation", "discovery")
+RESULTS = "results/grouped_schedule"
+FILES = ("batches.parquet", "comparisons.json", "fixtures.json", "run.json")  # of a record
+RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
+# Where declared edits are tried: the first has floors, the second batches that were rejected.
+EDITED = [f"{RECORDED}/cuda/gpu0/{kind}" for kind in ("sweep", "beyond")]
+
+
+def devices(lane: GroupedLane) -> list[str]:
+    """The devices of a lane here: this CPU, the GPUs that the driver lists, or those whose records are committed."""
+    if lane is GroupedLane.CPU:
+        return ["cpu0"]
+    if lane is GroupedLane.CUDA:
+        # Without a driver the first GPU is asked for all the same: its job says in one line why it cannot run.
+        return [f"gpu{i}" for i in range(len(_architectures()) or 1)]
+    return sorted(p.name for p in RECORDED.glob("cuda/gpu*") if p.is_dir())
+
+
+def records(config: Config) -> list[str]:
+    """The folders of raw batches that the statistics read."""
+    found = []
+    for lane in config.grouped_schedule.lanes:
+        kinds = ("sweep", "confirmation") if lane is GroupedLane.CPU else ("sweep", "confirmation", "beyond")
+        found += [f"{RESULTS}/{lane}/{device}/{kind}" for device in devices(lane) for kind in kinds]
+    return found
+
+
+def record_files(config: Config) -> list[str]:
+    """Every file of the records: equal in one of them, a record may differ in another."""
+    return [f"{folder}/{name}" for folder in records(config) for name in FILES]
+
+
+def record_seals(config: Config) -> list[str]:
+    """The manifests of the records."""
+    found = []
+    for folder in map(Path, records(config)):
+        recorded = folder.parts[2] == GroupedLane.RECORDED_H200
+        found.append((folder / f"{'recorded' if recorded else folder.name}.manifest.json").as_posix())
+    return found
+
+
+def cubin(lane: str, device: str) -> list[str]:
+    """The kernels that a device runs: a cubin for a GPU's architecture, none for a CPU."""
+    if lane != GroupedLane.CUDA:
+        return []
+    found, index = _architectures(), int(device.removeprefix("gpu"))
+    return [f"results/build/{found[index]}/q6k_schedules.cubin"] if index < len(found) else []
+
+
+def _architectures() -> list[str]:
+    from routeblock.cuda.telemetry import architectures
+
+    try:
+        return list(architectures())
+    except InputError:
+        return []
+
+
+def identities(config: Config) -> list[str]:
+    """The files that say which binaries ran, and what the sanitizer said of them."""
+    found = []
+    for lane in config.grouped_schedule.lanes:
+        if lane is GroupedLane.CUDA:
+            found += sorted({str(Path(path).with_name("build.json")) for d in devices(lane) for path in cubin(lane, d)})
+            found += [f"{RESULTS}/cuda/{device}/sanitizer/sanitizer.json" for device in devices(lane)]
+        if lane is GroupedLane.RECORDED_H200:
+            found += sorted(p.as_posix() for name in ("build", "sanitizer") for p in RECORDED.rglob(f"{name}.json"))
+    return found
+
+
+def sanitizers(config: Config) -> list[str]:
+    """What compute-sanitizer said, of every GPU of the lanes."""
+    return [path for path in identities(config) if path.endswith("/sanitizer.json")]
+
+
+def bundled(config: Config) -> list[str]:
+    """What the download holds."""
+    tables = [f"results/tables/{name}.{suffix}" for name in TABLES for suffix in ("parquet", "csv", "md")]
+    given = ["fixtures/protocols/grouped_schedule.json", "fixtures/published/grouped_schedule.json"]
+    made = [*records(config), f"{RESULTS}/statistics", f"{RESULTS}/validation"]
+    return [*given, *identities(config), *made, *tables]
+
+
+def window(config: Config, lane: str, device: str, kind: str) -> str:
+    """What stands before a timed command: the guarded window that config.yaml asks for on this machine's GPUs."""
+    options = Settings(**config.window.model_dump()).options()
+    if lane != GroupedLane.CUDA or not options:
+        return ""
+    folder = f"{RESULTS}/{lane}/{device}"
+    return f"routeblock window {options} --yields {folder}/{kind} --out {folder}/window_{kind}.json --"
+
+
+def threads(config: Config, lane: str) -> int:
+    """Cores that a timed run holds: the threads of a CPU run, one for a GPU's host."""
+    return config.grouped_schedule.cpu_threads if lane == GroupedLane.CPU else 1
