@@ -26,6 +26,7 @@ include: "workflow/rules/tables.smk"
 include: "workflow/rules/build.smk"
 include: "workflow/rules/sweep.smk"
 include: "workflow/rules/confirmation.smk"
+include: "workflow/rules/recordings.smk"
 include: "workflow/rules/statistics.smk"
 include: "workflow/rules/alignment_cost.smk"
 include: "workflow/rules/peers.smk"
@@ -50,3 +51,4 @@ rule all:
         [f"results/tables/{name}.md" for name in fast_paths.TABLES],
         [f"results/figures/{name}.svg" for name in (*FIGURES, *grouped.FIGURES, *alignment.FIGURES)],
         rules.report.output,
+        rules.bundle.output,

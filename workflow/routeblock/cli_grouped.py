@@ -234,6 +234,11 @@ def grouped_table(
     ),
     sanitizer: Annotated[list[Path] | None, typer.Option(help="A sanitizer.json; repeat it.")] = None,
     mutations: MutationsFile = None,
+    other: Annotated[
+        list[Path] | None,
+        typer.Option(help="Records under their own protocol, with what it made of them; repeat."),
+    ] = None,
+    counters: Annotated[Path | None, typer.Option(help="A record of record-grouped-counters.")] = None,
 ) -> None:
     """Write one table of study B as .parquet, .csv and .md."""
     from routeblock.grouped_schedule import tables
@@ -250,6 +255,8 @@ def grouped_table(
         validation,
         sanitizers=sanitizer or (),
         mutations_file=mutations,
+        others=other or (),
+        counters=counters,
         code=code(f"table_{name}"),
     )
 

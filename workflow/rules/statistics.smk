@@ -73,6 +73,8 @@ for name in grouped.TABLES:
             statistics=rules.statistics.output.statistics,
             validation=rules.validate_timings.output.validation,
             mutations=[rules.grouped_mutations.output.mutations] if name == "grouped_mutations" else [],
+            others=grouped.other_files(CONFIG),
+            counters=grouped.counter_files(CONFIG),
         output:
             tables=tables(name, STUDY_B),
             manifest=f"results/tables/{name}.manifest.json",
@@ -84,9 +86,11 @@ for name in grouped.TABLES:
             records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
             sanitizers=[f"--sanitizer {path}" for path in grouped.sanitizers(CONFIG)],
             mutations=lambda w, input: [f"--mutations {path}" for path in input.mutations],
+            others=[f"--other {grouped.RESULTS}/{lane}" for lane in grouped.others(CONFIG)],
+            counters=[f"--counters {grouped.COUNTERS}" for _ in grouped.counter_files(CONFIG)[:1]],
         shell:
             "routeblock grouped-table {params.name} {params.records} {params.sanitizers} {params.mutations}"
-            " --statistics {input.statistics}"
+            " {params.others} {params.counters} --statistics {input.statistics}"
             " --validation {input.validation} --published {input.published} --out $(dirname {output.manifest}) 2> {log}"
 
 
@@ -98,6 +102,8 @@ rule bundle:
         identities=grouped.identities(CONFIG),
         records=grouped.record_files(CONFIG),
         seals=grouped.record_seals(CONFIG),
+        others=grouped.other_files(CONFIG),
+        counters=grouped.counter_files(CONFIG),
         statistics=rules.statistics.output,
         validation=rules.validate_timings.output,
         tables=[f"results/tables/{name}.{suffix}" for name in grouped.TABLES for suffix in ("parquet", "csv", "md")],

@@ -23,19 +23,23 @@ import numpy as np
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT
 from routeblock.evidence.files import write_json
-from routeblock.evidence.gpu_record import GpuRecord
+from routeblock.evidence.gpu_record import GpuRecord, plain
 from routeblock.grouped_schedule import fixture as fixtures
-from routeblock.grouped_schedule.schedules import BY_NAME, Family, Scope
-from routeblock.grouped_schedule.campaigns import Campaign, Mode, Series, Stage, ratio_cols
+from routeblock.grouped_schedule.campaigns import Campaign, Mode, Setup, ratio_cols
 from routeblock.grouped_schedule.measure import output_digest
 from routeblock.grouped_schedule.protocol import Cell, Protocol
 from routeblock.grouped_schedule.protocol import load as load_study
-from routeblock.timing.protocol import Count, Strict, Whole, read
+from routeblock.grouped_schedule.schedules import BY_NAME, Family, Scope
+from routeblock.timing.protocol import Count, Strict, Whole
+from routeblock.timing.protocol import read as read_protocol
+from routeblock.timing.record import usable
 
 FORMAT = "routeblock.grouped_counters.v1"
 RUN = "counters.json"
 FOLDER = GpuRecord("grouped_counters", (RUN,), "grouped_counters.tar.gz")
 TIMEOUT_S = 200
+STUDY_PROTOCOL = PACKAGE_ROOT.parents[1] / "fixtures" / "protocols" / "grouped_schedule.json"
+COUNTERS_PROTOCOL = STUDY_PROTOCOL.with_name("grouped_counters.json")
 
 
 class Counters(Whole):
@@ -84,7 +88,7 @@ class Case:
 
 def load(path: Path) -> Counters:
     """Read the protocol of the counting; raises InputError as `protocols.read`."""
-    return read(path, Counters, "grouped_counters")
+    return read_protocol(path, Counters, "grouped_counters")
 
 
 def cases(study: Protocol, plan: Counters, l2_bytes: int) -> Iterator[Case]:
@@ -110,7 +114,7 @@ class _Session:
         self._fixture: fixtures.Fixture | None = None
 
     def cases(self) -> list[Case]:
-        return list(cases(self.study, self.plan, self.backend.l2_bytes))
+        return list(cases(self.study, self.plan, self.backend.gpu.l2_bytes))
 
     def _made(self, cell: Cell, seed: int) -> fixtures.Fixture:
         if self._weights is None or self._weights[0] != cell.cols:
@@ -129,10 +133,9 @@ class _Session:
         """The launches of one call of the case."""
         seed, arm = self.study.sweep.seed, BY_NAME[case.arm]
         made = self._made(case.cell, seed)
-        series = (Series(arm.name, arm),)
         warps = self.study.timing.cuda.warps_per_block
-        stage = Stage(Campaign.SWEEP, case.cell, series, arm.name, lambda _: series, seed, (arm,), Mode.GRAPH, warps)
-        self.backend.load(made, stage)
+        setup = Setup(Campaign.SWEEP, case.cell, arm.name, seed, (arm,), Mode.GRAPH, warps)
+        self.backend.load(made, setup)
         # The compute scope reads an order that was made before.
         for each in self.backend.grouping(arm):
             each(self.backend.gpu.stream)
@@ -203,6 +206,32 @@ def parse(output: str, plan: Counters, wanted: list[Case]) -> list[dict[str, Any
         case.told() | {name: float(row[metric].replace(",", "")) for name, metric in plan.metrics.items()}
         for row, case in zip(graphs, wanted, strict=True)
     ]
+
+
+def read(source: Path) -> dict[str, Any]:
+    """A committed record, with the protocol's `calls`. Raises InputError unless it holds the recorded bytes and every
+    case of its protocol in order; a refusal has no rows.
+    """
+    study, plan = load_study(STUDY_PROTOCOL), load(COUNTERS_PROTOCOL)
+    wrong = [f"{path}: not the bytes that were recorded" for path in FOLDER.changed(source)]
+    with usable(source / RUN):
+        document: dict[str, Any] = plain(source / RUN)
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']}")
+        if document["protocol_sha256"] != plan.digest():
+            wrong.append("counted under another protocol")
+        told = [{name: row[name] for name in Told.model_fields} for row in document["rows"]]
+        wanted = [case.told() for case in cases(study, plan, document["device"]["l2_bytes"])]
+        if told and told != wanted:
+            wrong.append(f"{len(told)} cases that are not the {len(wanted)} of the protocol")
+    if wrong:
+        raise InputError(
+            wrong[0],
+            where=str(source),
+            limit="a whole record of the committed protocol",
+            way_out="restore the folder, or count again (routeblock record-grouped-counters)",
+        )
+    return document | {"calls": plan.calls}
 
 
 def _replayed(session: _Session, case: Case) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from routeblock.config import Config, GroupedLane
@@ -14,6 +15,7 @@ TABLES = (
     "confirmation",
     "discovery",
     "beyond_study",
+    "schedule_counters",
     "cardinalities",
     "positions",
     "counts",
@@ -24,8 +26,31 @@ TABLES = (
 )
 FIGURES = ("confirmation", "discovery")
 RESULTS = "results/grouped_schedule"
+_JUDGED = ("statistics", "validation")
 FILES = ("batches.parquet", "comparisons.json", "fixtures.json", "run.json")  # of a record
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A committed record under a protocol of its own, and what it holds."""
+
+    protocol: str
+    source: Path
+    kinds: tuple[str, ...]
+
+
+# By the lane that each becomes. Their batches are judged by their own protocols, and stand in the same tables.
+RECORDINGS = {
+    "recorded-h200-fresh": Recording(
+        "fixtures/protocols/grouped_fresh.json", RECORDED.with_name("h200-fresh"), ("confirmation",)
+    ),
+    "recorded-h200-stream": Recording(
+        "fixtures/protocols/grouped_stream.json", RECORDED.with_name("h200-stream"), ("sweep", "confirmation")
+    ),
+}
+COUNTERS = Path("fixtures/recorded/grouped_counters/h200")
+COUNTERS_PROTOCOL = "fixtures/protocols/grouped_counters.json"
 # Where declared edits are tried: the first has floors, the second batches that were rejected.
 EDITED = [f"{RECORDED}/cuda/gpu0/{kind}" for kind in ("sweep", "beyond")]
 
@@ -47,6 +72,30 @@ def records(config: Config) -> list[str]:
         kinds = ("sweep", "confirmation") if lane is GroupedLane.CPU else ("sweep", "confirmation", "beyond")
         found += [f"{RESULTS}/{lane}/{device}/{kind}" for device in devices(lane) for kind in kinds]
     return found
+
+
+def others(config: Config) -> list[str]:
+    """The lanes of `RECORDINGS`, where recorded evidence is asked for."""
+    return list(RECORDINGS) if GroupedLane.RECORDED_H200 in config.grouped_schedule.lanes else []
+
+
+def other_records(lanes: list[str]) -> list[str]:
+    """The folders of raw batches of these recordings."""
+    return [f"{RESULTS}/{lane}/gpu0/{kind}" for lane in lanes for kind in RECORDINGS[lane].kinds]
+
+
+def other_files(config: Config) -> list[str]:
+    """The files of these recordings, and what their own protocols make of them."""
+    lanes = others(config)
+    judged = [f"{RESULTS}/{lane}/{name}/{name}.json" for lane in lanes for name in _JUDGED]
+    return [*judged, *(f"{folder}/{name}" for folder in other_records(lanes) for name in FILES)]
+
+
+def counter_files(config: Config) -> list[str]:
+    """The committed counters, their list of contents and their protocol, where recorded evidence is asked for."""
+    if not others(config):
+        return []
+    return [*(f"{COUNTERS}/{name}" for name in ("counters.json", "contents.json")), COUNTERS_PROTOCOL]
 
 
 def record_files(config: Config) -> list[str]:
@@ -101,7 +150,10 @@ def bundled(config: Config) -> list[str]:
     """What the download holds."""
     tables = [f"results/tables/{name}.{suffix}" for name in TABLES for suffix in ("parquet", "csv", "md")]
     given = ["fixtures/protocols/grouped_schedule.json", "fixtures/published/grouped_schedule.json"]
+    given += [RECORDINGS[lane].protocol for lane in others(config)]
     made = [*records(config), f"{RESULTS}/statistics", f"{RESULTS}/validation"]
+    made += [*other_records(others(config)), *(f"{RESULTS}/{lane}/{x}" for lane in others(config) for x in _JUDGED)]
+    made += [str(COUNTERS / "counters.json"), COUNTERS_PROTOCOL] if others(config) else []
     return [*given, *identities(config), *made, *tables]
 
 

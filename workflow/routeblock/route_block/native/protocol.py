@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from routeblock.timing.protocol import Count, Natural, Seed, Strict, Whole, read
 from routeblock.route_block.facts import HISTORIES
+from routeblock.timing.protocol import Count, Natural, Seed, Strict, Whole, read
 
 STUDY = "native"
 
