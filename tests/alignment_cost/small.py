@@ -6,24 +6,28 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from routeblock.alignment_cost import batches as raw
-from routeblock.alignment_cost import record, reprove, routings
-from routeblock.alignment_cost.measure import Checked, Measured, Sample, run
-from routeblock.alignment_cost.protocol import Arm, Mode, Point, Series, load
+from routeblock.alignment_cost import routings, verification
+from routeblock.alignment_cost.batches import Batch
+from routeblock.alignment_cost.protocol import Arm, Mode, load, planned
+from routeblock.alignment_cost.study import KEY, STUDY, check_of, counted, of_side, stage
 from routeblock.cuda.align_variants import Gpu, Problem, serving
 from routeblock.cuda.sanitizer import TOOLS
 from routeblock.cuda.telemetry import State
-from routeblock.evidence.digest import canonical_json
+from routeblock.timing.loop import Measured, Sample, Verdict, run
+from routeblock.timing.plan import Series, Stage
+from routeblock.timing.record import Record
 
 COMMITTED = Path(__file__).parents[2] / "fixtures/protocols/alignment_cost.json"
 SEED = load(COMMITTED).seed
-H200 = Gpu((9, 0), reprove.SHARED_BYTES["sm_90"])
+H200 = Gpu((9, 0), verification.SHARED_BYTES["sm_90"])
 SPEED = {Arm.NATIVE: 4.0, Arm.CANONICAL: 2.4, Arm.SORT: 9.0}
+CODE = "0" * 64
 
 
 def protocol_file(folder: Path, **changes: Any) -> Path:
@@ -43,27 +47,34 @@ def protocol_file(folder: Path, **changes: Any) -> Path:
 
 
 class FakeSession:
-    def __init__(self, rig: FakeRig, point: Point) -> None:
-        self.rig, self.point = rig, point
+    def __init__(self, device: FakeDevice, timed: Stage) -> None:
+        self.device, self.point = device, timed.shape
+        point = self.point
         self.variant = serving(Problem(point.tokens * point.top_k, point.experts, point.block_size), H200).name
+        self.stage = replace(timed, of_side=of_side(self.variant))
 
-    def check(self) -> Checked:
-        return Checked(frozenset(self.rig.wrong), {"canonical_sha256": list(routings.digests(self.point, SEED))})
+    def check(self) -> Verdict:
+        wrong = frozenset(map(str, self.device.wrong))
+        facts = {"canonical_sha256": list(routings.digests(self.point, SEED))}
+        return Verdict(wrong, check_of(self.point, self.variant, wrong) | facts)
 
-    def warm_up(self, series: Series, mode: Mode, times: int) -> None:
-        self.rig.log.append(f"warm {series.name} {mode}")
+    def warm_up(self, series: Series, clocks: tuple[str, ...]) -> None:
+        self.device.log.append(f"warm {series.name} {clocks}")
 
-    def measure(self, series: Series, mode: Mode) -> Sample:
-        self.rig.log.append(series.name)
-        noise = float(self.rig.rng.normal(1, 0.01))
-        calls = self.point.graph_calls if mode is Mode.GRAPH else self.point.stream_calls
-        us = SPEED[series.arm] * noise * calls
-        if mode is Mode.GRAPH:
-            return Sample({mode: us}, calls)
-        return Sample({mode: us, Mode.HOST: 3 * us}, calls, self.rig.late.pop() if self.rig.late else False)
+    def measure(self, series: Series, clocks: tuple[str, ...]) -> list[Sample]:
+        self.device.log.append(series.name)
+        noise = float(self.device.rng.normal(1, 0.01))
+        by_graph = Mode.GRAPH in clocks
+        calls = self.point.graph_calls if by_graph else self.point.stream_calls
+        us = SPEED[Arm(series.side)] * noise * calls
+        late = not by_graph and bool(self.device.late) and self.device.late.pop()
+        return [Sample(3 * us if clock == Mode.HOST else us, calls, late) for clock in clocks]
+
+    def close(self) -> None:
+        pass
 
 
-class FakeRig:
+class FakeDevice:
     """states: what NVML says in turn, then nothing special; late: of streamed batches, last first."""
 
     def __init__(self, *, wrong: set[Arm] | None = None, late: list[bool] | None = None) -> None:
@@ -74,8 +85,8 @@ class FakeRig:
         self.log: list[str] = []
         self.pauses: list[float] = []
 
-    def open(self, point: Point) -> FakeSession:
-        return FakeSession(self, point)
+    def open(self, timed: Stage) -> FakeSession:
+        return FakeSession(self, timed)
 
     def state(self) -> State:
         return self.states.pop(0) if self.states else self.always
@@ -84,10 +95,16 @@ class FakeRig:
         self.pauses.append(seconds)
 
 
-def measured(rig: FakeRig, path: Path, deadline: float = float("inf")) -> Measured:
-    found = Measured()
-    run(rig, load(path), found, deadline=deadline)
+def measured(device: FakeDevice, path: Path, deadline: float = float("inf")) -> Measured:
+    found, plan = Measured(), load(path)
+    stages = [stage(point, plan, None) for point in planned(plan)]
+    run(device, stages, plan.acceptance, KEY, found, deadline=deadline)
     return found
+
+
+def batches(found: Measured) -> list[Batch]:
+    """What was measured, as it is recorded."""
+    return [STUDY.table.batch(row) for row in found.rows]
 
 
 def late_streams() -> list[bool]:
@@ -107,27 +124,30 @@ def documents(found: Measured, path: Path) -> dict[str, Any]:
         "cubin_sha256": "c" * 64,
         "checks": found.checks,
         "not_measured": found.left,
-        "batches": dict(Counter(f"{b.campaign} {b.mode} {b.reason or 'accepted'}" for b in found.batches)),
+        "batches": dict(Counter(map(counted, found.rows))),
     }
     tools = [{"tool": t, "outcome": "clean", "lines": ["0 errors"]} for t in TOOLS]
     return {
-        record.RUN: run,
-        record.EXACT: {"differs": "", "cubin_sha256": "c" * 64, "gpu": "NVIDIA H200"},
-        record.SANITIZER: {"tools": tools},
+        "run": run,
+        "exactness": {"differs": "", "cubin_sha256": "c" * 64, "gpu": "NVIDIA H200"},
+        "sanitizer": {"tools": tools},
     }
 
 
-def write_record(out: Path, path: Path, batches: Iterable[raw.Batch], told: dict[str, Any]) -> Path:
+def made_up(device: FakeDevice, path: Path) -> Record:
+    """A record that is not written anywhere."""
+    found = measured(device, path)
+    return Record(path.parent, batches(found), documents(found, path))
+
+
+def write_record(out: Path, path: Path, found: Iterable[Batch], told: dict[str, Any]) -> Path:
     """Write and seal a record, over one that is there."""
-    out.mkdir(exist_ok=True)
-    raw.write(out / record.BATCHES, batches)
-    for name, document in told.items():
-        (out / name).write_bytes(canonical_json(document))
-    record.FOLDER.seal(out, path, load(path).digest(), "0" * 64)
+    STUDY.write(out, list(found), told)
+    STUDY.seal(out, "record_alignment", path, CODE)
     return out
 
 
 def record_folder(out: Path, path: Path) -> Path:
     """A sealed record of made-up times, with late repetitions."""
-    found = measured(FakeRig(late=late_streams()), path)
-    return write_record(out, path, found.batches, documents(found, path))
+    found = measured(FakeDevice(late=late_streams()), path)
+    return write_record(out, path, batches(found), documents(found, path))

@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small import FakeRig, measured, protocol_file
+from small import FakeDevice, batches, measured, protocol_file
 
-from routeblock.alignment_cost.batches import read, write
+from routeblock.alignment_cost.batches import TABLE
 from routeblock.alignment_cost.protocol import Arm
 from routeblock.cuda.telemetry import State
 
@@ -22,7 +22,7 @@ def protocol(tmp_path: Path) -> Path:
 
 
 def test_every_series_is_timed_in_every_repetition_and_bound_points_come_first(protocol: Path) -> None:
-    found = measured(FakeRig(), protocol).batches
+    found = batches(measured(FakeDevice(), protocol))
     assert all(b.accepted for b in found)
     # Operator: graph, stream, host. Layer: graph, stream.
     assert len(found) == SERIES * (3 * (8 + 8 + 5) + 2 * 8)
@@ -38,10 +38,10 @@ def test_every_series_is_timed_in_every_repetition_and_bound_points_come_first(p
 
 
 def test_a_throttled_repetition_stays_in_the_data_and_is_timed_again(protocol: Path) -> None:
-    rig = FakeRig()
-    quiet = rig.always
-    rig.states = [quiet, State(0x4, 1, 1500, 70), quiet]  # before, after the first, before the second attempt
-    found = measured(rig, protocol).batches
+    device = FakeDevice()
+    quiet = device.always
+    device.states = [quiet, State(0x4, 1, 1500, 70), quiet]  # before, after the first, before the second attempt
+    found = batches(measured(device, protocol))
     rejected = [b for b in found if not b.accepted]
     assert {(b.repetition, b.attempt, b.reason, b.mode, b.clock_events) for b in rejected} == {
         (0, 0, "throttled", GRAPH, 4)
@@ -52,25 +52,27 @@ def test_a_throttled_repetition_stays_in_the_data_and_is_timed_again(protocol: P
 
 
 def test_attempts_and_extra_repetitions_are_limited(protocol: Path) -> None:
-    rig = FakeRig()
-    rig.always = State(0x4, 1, 1500, 70)
-    found = [b for b in measured(rig, protocol).batches if (b.mode, b.tokens, b.campaign) == (GRAPH, 128, "operator")]
+    device = FakeDevice()
+    device.always = State(0x4, 1, 1500, 70)
+    found = [
+        b for b in batches(measured(device, protocol)) if (b.mode, b.tokens, b.campaign) == (GRAPH, 128, "operator")
+    ]
     assert not any(b.accepted for b in found)
     # Three attempts each, of which two are extra: 16 of at most 20.
     assert len(found) == SERIES * 8 * 3
 
 
 def test_another_process_and_a_wrong_plan_reject(protocol: Path) -> None:
-    rig = FakeRig()
-    rig.always = State(0, 2, 1980, 40)
-    assert {b.reason for b in measured(rig, protocol).batches} == {"other_process"}
-    wrong = measured(FakeRig(wrong={Arm.SORT}), protocol)
-    assert {(b.reason, b.attempt) for b in wrong.batches} == {("incorrect", 0)}
+    device = FakeDevice()
+    device.always = State(0, 2, 1980, 40)
+    assert {b.reason for b in batches(measured(device, protocol))} == {"other_process"}
+    wrong = measured(FakeDevice(wrong={Arm.SORT}), protocol)
+    assert {(b.reason, b.attempt) for b in batches(wrong)} == {("incorrect", 0)}
     assert {tuple(c["wrong"]) for c in wrong.checks} == {("sort",)}
 
 
 def test_a_late_host_rejects_the_streamed_repetition_alone(protocol: Path) -> None:
-    found = measured(FakeRig(late=[True]), protocol).batches
+    found = batches(measured(FakeDevice(late=[True]), protocol))
     assert {(b.mode, b.repetition, b.reason) for b in found if not b.accepted} == {
         ("stream", 0, "late"),
         ("host", 0, "late"),
@@ -78,8 +80,8 @@ def test_a_late_host_rejects_the_streamed_repetition_alone(protocol: Path) -> No
 
 
 def test_points_beyond_the_deadline_are_named(protocol: Path) -> None:
-    found = measured(FakeRig(), protocol, deadline=0.0)
-    assert not found.batches
+    found = measured(FakeDevice(), protocol, deadline=0.0)
+    assert not found.rows
     assert found.left == [
         "operator E=128 k=8 M=1",
         "operator E=128 k=8 M=128",
@@ -89,8 +91,8 @@ def test_points_beyond_the_deadline_are_named(protocol: Path) -> None:
 
 
 def test_batches_survive_the_file(tmp_path: Path, protocol: Path) -> None:
-    found = measured(FakeRig(), protocol).batches
-    write(tmp_path / "a.parquet", found)
-    write(tmp_path / "b.parquet", found)
-    assert read(tmp_path / "a.parquet") == found
+    found = batches(measured(FakeDevice(), protocol))
+    TABLE.write(tmp_path / "a.parquet", found)
+    TABLE.write(tmp_path / "b.parquet", found)
+    assert TABLE.read(tmp_path / "a.parquet") == found
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()

@@ -14,7 +14,7 @@ from small import COMMITTED, protocol_file
 from routeblock.alignment_cost import routings
 from routeblock.alignment_cost.protocol import Campaign, Role, load, points
 from routeblock.errors import InputError
-from routeblock.protocols import ordered
+from routeblock.timing.protocol import balanced
 
 BOUND = [1, 2, 4, 8, 16, 21, 32, 64, 128, 256, 512, 1024, 4096, 16384]
 
@@ -34,7 +34,9 @@ def test_every_series_stands_in_every_place_equally_often() -> None:
     protocol = load(COMMITTED)
     for repetitions in {p.repetitions for c in Campaign for p in points(protocol, c)}:
         places = Counter(
-            (series.name, place) for r in range(repetitions) for place, series in enumerate(ordered(protocol.series, r))
+            (series.name, place)
+            for r in range(repetitions)
+            for place, series in enumerate(balanced(protocol.series, r))
         )
         assert set(places.values()) == {repetitions // len(protocol.series)}
 

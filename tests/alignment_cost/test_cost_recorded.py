@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from small import COMMITTED
 
-from routeblock.alignment_cost import record, reprove, statistics, tables, validate, wiring
+from routeblock.alignment_cost import tables, targets, verification
 from routeblock.alignment_cost.protocol import Campaign, Role, load, points
-from routeblock.alignment_cost.reasons import Reason
-from routeblock.alignment_cost.statistics import Comparison
+from routeblock.alignment_cost.study import STUDY, pairs
 from routeblock.alignment_cost.tables import Evidence
 from routeblock.cli import main
 from routeblock.cuda.align_kernels import compile_for
@@ -22,26 +21,37 @@ from routeblock.cuda.align_variants import Gpu
 from routeblock.cuda.sanitizer import TOOLS
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
+from routeblock.timing.check import findings
+from routeblock.timing.reasons import Reason
+from routeblock.timing.record import Record
+from routeblock.timing.statistics import Comparison, comparisons
+from routeblock.timing.validation import unsealed
+from routeblock.timing.verification import unlisted
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = ROOT / wiring.RECORDED
+HERE = ROOT / targets.RECORDED
 EARLIER = HERE.parent / "earlier"
 PLAN = load(COMMITTED)
+RUN = "run.json"
 
 
 @pytest.fixture(scope="module")
-def found() -> record.Recorded:
-    return record.read(HERE)
+def found() -> Record:
+    return STUDY.read(HERE)
 
 
 @pytest.fixture(scope="module")
-def compared(found: record.Recorded) -> list[Comparison]:
-    return statistics.comparisons(found.batches, PLAN)
+def compared(found: Record) -> list[Comparison]:
+    return compare(found)
 
 
-def test_the_record_is_whole_and_recomputed(found: record.Recorded) -> None:
-    assert reprove.unsealed(HERE) == record.problems(found, PLAN) == reprove.disagreements(found, PLAN) == []
-    assert reprove.deviations(found, COMMITTED) == []
+def compare(found: Record) -> list[Comparison]:
+    return comparisons(STUDY.table.rows(found.batches), STUDY.key, pairs(PLAN, found), PLAN.bootstrap)
+
+
+def test_the_record_is_whole_and_recomputed(found: Record) -> None:
+    assert unlisted(STUDY, HERE, HERE / "contents.json") == verification.recompute(found, PLAN) == []
+    assert findings(STUDY, found, PLAN) == []
     assert len(found.run["checks"]) == 84 and not found.run["not_measured"]
     counted = sum(found.run["batches"].values())
     assert counted == len(found.batches) and {b.reason for b in found.batches} == {"", "late", "throttled"}
@@ -51,13 +61,13 @@ def test_the_record_is_whole_and_recomputed(found: record.Recorded) -> None:
 def test_every_committed_file_is_the_recorded_one(folder: Path) -> None:
     listed = json.loads((folder / "contents.json").read_text())
     files = {p.name: p for p in folder.iterdir() if p.name not in ("README.md", "contents.json")}
-    assert files.keys() == set(record.FILES)
+    assert files.keys() == set(STUDY.files)
     assert {name: sha256_file(p) for name, p in files.items()} == {name: listed[name]["sha256"] for name in files}
 
 
-def test_the_kernels_are_those_of_this_source(found: record.Recorded) -> None:
+def test_the_kernels_are_those_of_this_source(found: Record) -> None:
     """The binary that ran on the GPU is what this source compiles to, byte for byte."""
-    assert compile_for(Gpu((9, 0), reprove.SHARED_BYTES["sm_90"])).sha256 == found.run["cubin_sha256"]
+    assert compile_for(Gpu((9, 0), verification.SHARED_BYTES["sm_90"])).sha256 == found.run["cubin_sha256"]
 
 
 def test_the_goals_are_reached_at_every_bound_point(compared: list[Comparison]) -> None:
@@ -68,20 +78,19 @@ def test_the_goals_are_reached_at_every_bound_point(compared: list[Comparison]) 
 
 
 def test_the_stopped_recording_says_the_same_where_it_measured() -> None:
-    earlier = record.read(EARLIER)
+    earlier = STUDY.read(EARLIER)
     assert len(earlier.run["not_measured"]) == 56
-    assert record.problems(earlier, PLAN) == [f"{point}: not measured" for point in earlier.run["not_measured"]]
-    assert reprove.unsealed(EARLIER) == reprove.disagreements(earlier, PLAN) == []
-    left = reprove.deviations(earlier, COMMITTED)
+    assert unlisted(STUDY, EARLIER, EARLIER / "contents.json") == verification.recompute(earlier, PLAN) == []
+    left = findings(STUDY, earlier, PLAN)
     assert [f.where for f in left] == [p.label for p in points(PLAN, Campaign.OPERATOR) if p.role is Role.REPORTED]
     assert {f.reason for f in left} == {Reason.POINT_MISSING}
-    told = statistics.comparisons(earlier.batches, PLAN)
+    told = compare(earlier)
     assert all(c.reached for c in told if c.target is not None)
     layer = [c for c in told if c.series == "canonical" and c.campaign == "layer"]
     assert {c.verdict for c in layer} == {"non-inferior"}
 
 
-def test_a_row_holds_a_point_and_its_growth(found: record.Recorded, compared: list[Comparison]) -> None:
+def test_a_row_holds_a_point_and_its_growth(found: Record, compared: list[Comparison]) -> None:
     rows = tables.cost(Evidence(compared, found))
     assert len(rows) == 3 * 70 + 2 * 14
     columns = {c.name for c in tables.TABLES["alignment_cost"][1]}
@@ -97,23 +106,23 @@ def test_a_row_holds_a_point_and_its_growth(found: record.Recorded, compared: li
     assert (one["margin_percent"], one["target"], most["target"]) == (2, 0.7, 1.0)
 
 
-def test_the_checks_are_told(found: record.Recorded, compared: list[Comparison]) -> None:
+def test_the_checks_are_told(found: Record, compared: list[Comparison]) -> None:
     rows = {r["check"]: r for r in tables.checks(Evidence(compared, found))}
     assert (rows["random routings"]["cases"], rows["random routings"]["outcome"]) == (10_000, "equal")
     assert [rows[t]["outcome"] for t in TOOLS] == ["clean"] * 4
     assert rows["repeated call, M=16384"]["outcome"] == "0 different"
     assert rows["full_k"]["outcome"] == "not in the build"
-    found.exactness["differs"] = "random: x"
+    found.documents["exactness"]["differs"] = "random: x"
     try:
         assert tables.checks(Evidence(compared, found))[1]["outcome"] == "different"
     finally:
-        found.exactness["differs"] = ""
+        found.documents["exactness"]["differs"] = ""
 
 
 def test_the_rules_name_the_tables_and_files() -> None:
-    assert tuple(tables.TABLES) == wiring.TABLES and record.FILES == wiring.FILES
+    assert tuple(tables.TABLES) == targets.TABLES and STUDY.files == targets.FILES
     with pytest.raises(InputError, match="no table is called 'costs'"):
-        tables.write("costs", ROOT, ROOT, ROOT, ROOT, ROOT, code="")
+        tables.write("costs", ROOT, ROOT, ROOT, ROOT, code="")
 
 
 def copied(tmp_path: Path) -> Path:
@@ -121,12 +130,12 @@ def copied(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, change: Any, *, list_too: bool) -> None:
-    told = json.loads((folder / record.RUN).read_text())
+    told = json.loads((folder / RUN).read_text())
     change(told)
-    (folder / record.RUN).write_text(json.dumps(told))
+    (folder / RUN).write_text(json.dumps(told))
     if list_too:
         listed = json.loads((folder / "contents.json").read_text())
-        listed[record.RUN]["sha256"] = sha256_file(folder / record.RUN)
+        listed[RUN]["sha256"] = sha256_file(folder / RUN)
         (folder / "contents.json").write_text(json.dumps(listed))
 
 
@@ -170,12 +179,12 @@ def test_a_record_without_its_contents_is_refused(tmp_path: Path) -> None:
     folder = copied(tmp_path)
     (folder / "contents.json").unlink()
     with pytest.raises(InputError, match="no list of contents"):
-        reprove.unsealed(folder)
+        unlisted(STUDY, folder, folder / "contents.json")
 
 
 def test_a_restored_record_is_sealed_for_the_validator(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert reprove.write(out, HERE, COMMITTED, code="0" * 64) == []
-    assert validate.unsealed(out) == []
-    (out / record.EXACT).write_text("{}")
-    assert [Path(f.where).name for f in validate.unsealed(out)] == [record.EXACT]
+    assert verification.write(out, HERE, COMMITTED, code="0" * 64) == []
+    assert unsealed(STUDY, out) == []
+    (out / "exactness.json").write_text("{}")
+    assert [Path(f.where).name for f in unsealed(STUDY, out)] == ["exactness.json"]

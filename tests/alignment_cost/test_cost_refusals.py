@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from small import COMMITTED, protocol_file, record_folder
 
-from routeblock.alignment_cost import record
+from routeblock.alignment_cost.study import STUDY
 from routeblock.cli import main
+from routeblock.timing.record import BATCHES
+
+RUN = "run.json"
 
 
 def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
@@ -69,10 +72,10 @@ def test_a_machine_that_cannot_record_is_told_what_it_lacks(
     monkeypatch.setenv("ROUTEBLOCK_EXTENSION", str(extension))
     lacks(monkeypatch)
     out.mkdir()
-    (out / record.RUN).write_text("an earlier record")
+    (out / RUN).write_text("an earlier record")
     line = refused(capsys, command, "--out", str(out))
     assert words in line and line.startswith(f"{command}: ")
-    assert [p.name for p in out.iterdir()] == [record.RUN]
+    assert [p.name for p in out.iterdir()] == [RUN]
 
 
 def test_no_extension_is_told_before_anything_is_written(
@@ -102,7 +105,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "statistics": base / "statistics/statistics.json",
         "mutations": base / "none.json",
         "validation": base / "validation/validation.json",
-        "declared": COMMITTED.parents[1] / "alignment_mutations.json",
+        "declared": COMMITTED.parents[1] / "record_edits.json",
         "source": folder,
     }
 
@@ -112,8 +115,8 @@ COMMANDS = {
     "recorded-alignment": ("source", "protocol"),
     "alignment-statistics": ("record", "protocol"),
     "validate-alignment": ("record", "statistics", "protocol"),
-    "mutate-alignment": ("record", "statistics", "protocol", "declared"),
-    "alignment-table alignment_cost": ("record", "statistics", "mutations", "validation"),
+    "mutate-alignment": ("record", "protocol", "declared"),
+    "alignment-table alignment_cost": ("record", "statistics", "validation"),
 }
 
 
@@ -123,7 +126,7 @@ def test_an_input_that_is_missing_or_something_else_is_told(
     sound: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, option: str, bad: str
 ) -> None:
     base = sound["record"].parent
-    other = base / "record" / bad if bad == record.BATCHES else base / bad
+    other = base / "record" / bad if bad == BATCHES else base / bad
     given = sound | {option: other}
     out = tmp_path / "out"
     options = [part for name in COMMANDS[command] for part in (f"--{name}", str(given[name]))]
@@ -132,7 +135,7 @@ def test_an_input_that_is_missing_or_something_else_is_told(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("name", record.FILES)
+@pytest.mark.parametrize("name", STUDY.files)
 @pytest.mark.parametrize("command", ["alignment-statistics", "validate-alignment", "alignment-table alignment_checks"])
 def test_a_record_with_a_malformed_file_is_told(
     sound: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
@@ -144,7 +147,7 @@ def test_a_record_with_a_malformed_file_is_told(
     (folder / name).write_text('{"checks": [{}], "tools": [3]}')
     options = {n: str(p) for n, p in (sound | {"record": folder}).items() if n in COMMANDS.get(command, ())}
     if command.startswith("alignment-table"):
-        options = {n: str(sound[n]) for n in ("statistics", "mutations", "validation")} | {"record": str(folder)}
+        options = {n: str(sound[n]) for n in ("statistics", "validation")} | {"record": str(folder)}
     command_line = [*command.split(), *(part for n, p in options.items() for part in (f"--{n}", p))]
     assert str(folder) in refused(capsys, *command_line, "--out", str(tmp_path / "out"))
 
@@ -154,11 +157,11 @@ def test_empty_cells_are_no_batches(sound: dict[str, Path], tmp_path: Path, caps
     folder.mkdir()
     for path in sound["record"].iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    table = pq.read_table(folder / record.BATCHES)
+    table = pq.read_table(folder / BATCHES)
     rows = table.to_pylist()
     rows[3]["tokens"] = None
     loose = pa.schema([f.with_nullable(True) for f in table.schema])
-    pq.write_table(pa.Table.from_pylist(rows, schema=loose), folder / record.BATCHES)
+    pq.write_table(pa.Table.from_pylist(rows, schema=loose), folder / BATCHES)
     common = ["--record", str(folder), "--protocol", str(sound["protocol"]), "--out", str(tmp_path / "out")]
     assert "empty cells in column tokens" in refused(
         capsys, "validate-alignment", *common, "--statistics", str(sound["statistics"])

@@ -11,15 +11,19 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from small import FakeRig, measured, protocol_file, record_folder
+from small import CODE, FakeDevice, made_up, protocol_file, record_folder
 
-from routeblock import stats
-from routeblock.alignment_cost import batches as raw
-from routeblock.alignment_cost import record, statistics, validate
+from routeblock.alignment_cost import record
 from routeblock.alignment_cost.batches import Batch
 from routeblock.alignment_cost.protocol import load
+from routeblock.alignment_cost.study import STUDY, pairs
 from routeblock.cli import main
 from routeblock.errors import InputError
+from routeblock.timing import statistics, validation
+from routeblock.timing.check import findings
+from routeblock.timing.reasons import Finding
+from routeblock.timing.record import BATCHES, Record
+from routeblock.timing.statistics import Comparison
 
 
 @pytest.fixture
@@ -32,30 +36,23 @@ def folder(tmp_path: Path, protocol: Path) -> Path:
     return record_folder(tmp_path / "record", protocol)
 
 
-def slowed(found: list[Batch], series: str, factor: float) -> list[Batch]:
-    return [
+def compare(found: Record, protocol: Path) -> list[Comparison]:
+    plan = load(protocol)
+    return statistics.comparisons(STUDY.table.rows(found.batches), STUDY.key, pairs(plan, found), plan.bootstrap)
+
+
+def slowed(found: Record, series: str, factor: float) -> Record:
+    batches = [
         replace(b, elapsed_us=b.elapsed_us * factor, time_us=b.elapsed_us * factor / b.calls)
         if b.series == series
         else b
-        for b in found
+        for b in found.batches
     ]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [
-        (-0.5, 0.02, "non-inferior"),
-        (-0.5, 0.0201, "undecided"),
-        (0.02, 0.5, "undecided"),
-        (0.0201, 0.5, "inferior"),
-    ],
-)
-def test_the_whole_interval_decides(low: float, high: float, verdict: str) -> None:
-    assert stats.non_inferiority(low, high, 0.02) == verdict
+    return replace(found, batches=batches)
 
 
 def test_verdicts_targets_and_floor(protocol: Path) -> None:
-    found = statistics.comparisons(measured(FakeRig(), protocol).batches, load(protocol))
+    found = compare(made_up(FakeDevice(), protocol), protocol)
     told = {(c.campaign, c.experts, c.tokens, c.mode, c.series): c for c in found}
     canonical = told["operator", 128, 1, "graph", "canonical"]
     assert canonical.verdict == "non-inferior" and canonical.n == canonical.planned == 8
@@ -65,42 +62,44 @@ def test_verdicts_targets_and_floor(protocol: Path) -> None:
     assert told["operator", 128, 1, "stream", "canonical"].target is None
     assert told["operator", 128, 1, "graph", "sort"].verdict == "inferior"
     assert told["operator", 128, 1, "host", "sort"].verdict is None
-    assert (told["layer", 128, 1, "graph", "canonical"].margin, canonical.margin) == (0.005, 0.02)
+    assert (told["layer", 128, 1, "graph", "canonical"].threshold, canonical.threshold) == (0.005, 0.02)
     again = told["operator", 128, 1, "graph", "native_again"]
     assert (canonical.floor_change, canonical.floor_low) == (again.change, again.low)
 
 
 def test_a_target_that_is_not_reached_is_told(protocol: Path) -> None:
-    batches = slowed(measured(FakeRig(), protocol).batches, "canonical", 1.3)
-    found = statistics.comparisons(batches, load(protocol))
+    found = compare(slowed(made_up(FakeDevice(), protocol), "canonical", 1.3), protocol)
     missed = [c for c in found if c.reached is False]
     assert [(c.tokens, c.mode, c.verdict) for c in missed] == [(1, "graph", "non-inferior")]
 
 
 def test_too_few_repetitions_are_undecided(protocol: Path) -> None:
+    made = made_up(FakeDevice(), protocol)
     batches = [
-        replace(b, accepted=b.repetition < 5, reason="" if b.repetition < 5 else "throttled")
-        for b in measured(FakeRig(), protocol).batches
+        replace(b, accepted=b.repetition < 5, reason="" if b.repetition < 5 else "throttled") for b in made.batches
     ]
-    found = [
-        c for c in statistics.comparisons(batches, load(protocol)) if c.mode == "graph" and c.series == "canonical"
-    ]
+    every = compare(replace(made, batches=batches), protocol)
+    found = [c for c in every if c.mode == "graph" and c.series == "canonical"]
     assert {(c.planned, c.n, c.verdict) for c in found} == {(8, 5, "undecided"), (5, 5, "non-inferior")}
 
 
 def test_a_point_without_batches_has_a_row(protocol: Path) -> None:
-    found = statistics.comparisons([], load(protocol))
+    found = compare(replace(made_up(FakeDevice(), protocol), batches=[]), protocol)
     assert {(c.n, c.change, c.verdict) for c in found if c.mode != "host"} == {(0, None, "undecided")}
 
 
 def run(folder: Path, protocol: Path, out: Path) -> Path:
-    assert statistics.write(out, folder, protocol, code="0" * 64) == []
+    assert statistics.write(out, STUDY, [folder], protocol, rule="alignment_statistics", code=CODE) == []
     return out / "statistics.json"
 
 
-def test_the_second_computation_agrees_exactly(folder: Path, protocol: Path, tmp_path: Path) -> None:
+def disagreements(made: Path, folder: Path, protocol: Path) -> tuple[int, list[Finding]]:
+    return validation.disagreements(STUDY, made, [folder], protocol)
+
+
+def test_the_recount_agrees_exactly(folder: Path, protocol: Path, tmp_path: Path) -> None:
     made = run(folder, protocol, tmp_path / "out")
-    assert validate.disagreements(made, folder, protocol) == (33, [])
+    assert disagreements(made, folder, protocol) == (33, [])
 
 
 Table = list[dict[str, Any]]
@@ -139,10 +138,10 @@ def double(rows: Table) -> None:
     ("change", "sealed", "words"),
     [
         (edit_time, True, "us by 40"),
-        (edit_both, True, "recomputed"),
+        (edit_both, True, "recounted"),
         (edit_both, False, "edited: SHA-256"),
         (swap_labels, True, "position: position is 0, the protocol gives 2"),
-        (swap_arms, True, "arm: arm is 'canonical', the protocol gives 'native'"),
+        (swap_arms, True, "arm: side is 'canonical', the protocol gives 'native'"),
         (accept, True, "accepted False with reason ''"),
         (double, True, "batch_twice: 2 batches"),
     ],
@@ -151,12 +150,12 @@ def test_a_changed_raw_batch_is_refused(
     folder: Path, protocol: Path, tmp_path: Path, change: Callable[[Table], None], sealed: bool, words: str
 ) -> None:
     made = run(folder, protocol, tmp_path / "out")
-    rows = pq.read_table(folder / record.BATCHES).to_pylist()
+    rows = pq.read_table(folder / BATCHES).to_pylist()
     change(rows)
-    raw.write(folder / record.BATCHES, [Batch(**row) for row in rows])
+    STUDY.table.write(folder / BATCHES, [Batch(**row) for row in rows])
     if sealed:
-        record.FOLDER.seal(folder, protocol, load(protocol).digest(), "0" * 64)
-    wrong = validate.disagreements(made, folder, protocol)[1]
+        STUDY.seal(folder, "record_alignment", protocol, CODE)
+    wrong = disagreements(made, folder, protocol)[1]
     assert any(words in str(line) for line in wrong), wrong
 
 
@@ -179,17 +178,17 @@ def drop(found: Table) -> None:
 
 
 def widen_margin(found: Table) -> None:
-    found[0]["margin"] = 0.05
+    found[0]["threshold"] = 0.05
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (change_number, "change is"),
-        (change_verdict, "verdict is 'non-inferior', recomputed 'inferior'"),
+        (change_verdict, "verdict is 'non-inferior', recounted 'inferior'"),
         (swap_series, "operator 128 8 1 graph sort: value: change is"),
         (drop, "only in the protocol"),
-        (widen_margin, "margin is 0.05, recomputed 0.02"),
+        (widen_margin, "threshold is 0.05, recounted 0.02"),
     ],
 )
 def test_changed_statistics_are_refused(
@@ -199,7 +198,7 @@ def test_changed_statistics_are_refused(
     told = json.loads(made.read_text())
     change(told["comparisons"])
     made.write_text(json.dumps(told))
-    wrong = validate.disagreements(made, folder, protocol)[1]
+    wrong = disagreements(made, folder, protocol)[1]
     assert any(words in str(line) for line in wrong), wrong
 
 
@@ -211,35 +210,33 @@ def test_the_commands_exit_as_they_should(
     assert main(["alignment-statistics", *common, "--out", str(out)]) == 0
     made = ["--statistics", str(out / "statistics.json"), "--out", str(tmp_path / "valid")]
     assert main(["validate-alignment", *common, *made]) == 0
-    assert "33 comparisons recomputed" in capsys.readouterr().out
+    assert "33 comparisons recounted" in capsys.readouterr().out
     (out / "statistics.json").write_text((out / "statistics.json").read_text().replace("non-inferior", "inferior"))
     assert main(["validate-alignment", *common, *made]) == 1
-    (folder / record.BATCHES).unlink()
+    (folder / BATCHES).unlink()
     assert main(["validate-alignment", *common, *made]) == 2
-    assert "batches.parquet: cannot be used" in capsys.readouterr().err
+    assert "batches.parquet: no table of batches" in capsys.readouterr().err
 
 
 def problem(folder: Path, protocol: Path, name: str, **changes: Any) -> list[str]:
-    told = json.loads((folder / name).read_text())
-    (folder / name).write_text(json.dumps(told | changes))
-    return record.problems(record.read(folder), load(protocol))
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return list(map(str, findings(STUDY, STUDY.read(folder), load(protocol))))
 
 
 def test_a_record_that_does_not_show_it_is_told(folder: Path, protocol: Path) -> None:
     tools = [{"tool": "memcheck", "outcome": "found", "lines": ["x", "3 errors"]}]
-    assert problem(folder, protocol, record.SANITIZER, tools=tools) == ["memcheck: 3 errors"]
+    assert problem(folder, protocol, "sanitizer", tools=tools) == ["sanitizer.json: sanitizer: memcheck: 3 errors"]
     absent = [{"tool": "memcheck", "outcome": "absent", "lines": ["compute-sanitizer is not on PATH"]}]
-    assert problem(folder, protocol, record.SANITIZER, tools=absent) == []
-    assert problem(folder, protocol, record.EXACT, differs="random: x") == ["bits differ: random: x"]
-    told = problem(
-        folder, protocol, record.RUN, extension={"sha256": "0" * 64, "vllm": None}, not_measured=["layer M=1"]
-    )
-    assert "none of the protocol's builds" in told[0] and told[-1] == "layer M=1: not measured"
+    assert problem(folder, protocol, "sanitizer", tools=absent) == []
+    assert problem(folder, protocol, "exactness", differs="random: x") == ["exactness.json: bits: random: x"]
+    told = problem(folder, protocol, "run", extension={"sha256": "0" * 64, "vllm": None})
+    assert "none of the protocol's builds" in told[0]
 
 
 def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a record"):
-        record.read(tmp_path)
+    with pytest.raises(InputError, match=r"run.json: cannot be used"):
+        STUDY.read(tmp_path)
 
 
 def test_the_rival_mode_is_read_from_the_build(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,11 @@ from tiny import PLAN
 
 from routeblock.cuda import launch
 from routeblock.cuda.telemetry import State
-from routeblock.grouped_schedule import cuda_backend, exercise
-from routeblock.grouped_schedule.arms import BY_NAME, Family, Scope
+from routeblock.grouped_schedule import cuda_backend, sanitizer_cases
 from routeblock.grouped_schedule.campaigns import Mode
+from routeblock.grouped_schedule.schedules import Family, Scope
+from routeblock.timing.loop import Sample
+from routeblock.timing.plan import Series
 
 
 class Notes:
@@ -59,9 +62,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> cuda_backend.CudaBackend:
     made.kernels = {name: name for name in cuda_backend.KERNELS}
     made.nvml = SimpleNamespace(state=lambda: State(0, 1, 1980, 40))  # type: ignore[assignment]
     made._protocol, made._weights = PLAN, None
-    fixture = exercise.make("one sentinel", Family.INDEPENDENT)
-    stage = exercise.stage(fixture, 4)
-    made.load(fixture, SimpleNamespace(**{**vars(stage), "mode": Mode.GRAPH}))  # type: ignore[arg-type]
+    fixture = sanitizer_cases.make("one sentinel", Family.INDEPENDENT)
+    made.load(fixture, replace(sanitizer_cases.setup(fixture, 4), mode=Mode.GRAPH))
     return made
 
 
@@ -78,19 +80,10 @@ def test_a_batch_is_one_graph_with_its_events_inside(
     backend: cuda_backend.CudaBackend, arm: str, scope: Scope, work: list[str]
 ) -> None:
     """3 warm-ups, event, 16 launches, event: the host cannot come between."""
-    (first,), (second,) = (backend.measure(BY_NAME[arm], (scope,)) for _ in range(2))
+    (first,), (second,) = (backend.measure(Series(arm, arm), (scope,)) for _ in range(2))
     notes: Any = backend.gpu
     assert notes.ran == [[*work * 3, "event 0", *work * 16, "event 1"]] * 2 and notes.built == 1
-    assert first == second and (first.time_us, first.launches, first.warmups, first.reason) == (100.0, 16, 3, "")
-
-
-def test_what_was_seen_before_a_rest_is_forgotten(backend: cuda_backend.CudaBackend) -> None:
-    states = iter([State(4, 1, 1800, 60), State(4, 1, 1800, 60), State(0, 1, 1980, 50), State(0, 1, 1980, 50)])
-    backend.nvml = SimpleNamespace(state=lambda: next(states))  # type: ignore[assignment]
-    (hot,) = backend.measure(BY_NAME["job_major"], (Scope.INCLUSIVE,))
-    backend.rest(0.0)
-    (rested,) = backend.measure(BY_NAME["job_major"], (Scope.INCLUSIVE,))
-    assert (hot.reason, rested.reason) == ("throttled", "")
+    assert first == second == Sample(1600.0, 16)
 
 
 def test_an_event_in_a_graph_is_recorded_by_the_device() -> None:

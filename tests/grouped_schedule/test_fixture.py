@@ -8,8 +8,8 @@ import pytest
 
 from routeblock.errors import InputError
 from routeblock.grouped_schedule import fixture
-from routeblock.grouped_schedule.arms import Family
 from routeblock.grouped_schedule.protocol import Cell
+from routeblock.grouped_schedule.schedules import Family
 
 
 def make(family: Family, slots: int, pool: int, *, seed: int = 7, rows: int = 5, cols: int = 256) -> fixture.Fixture:

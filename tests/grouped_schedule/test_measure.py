@@ -8,20 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import PLAN, MadeUpClock, write
+from tiny import CODE, PLAN, MadeUpClock, recorded, write
 
 from routeblock.errors import InputError
-from routeblock.grouped_schedule import batches as raw
-from routeblock.grouped_schedule import campaigns, lanes, measure, record
-from routeblock.grouped_schedule.arms import Arm
-from routeblock.grouped_schedule.campaigns import Mode
+from routeblock.grouped_schedule import lanes, measure
+from routeblock.grouped_schedule.campaigns import Planner
+from routeblock.grouped_schedule.schedules import Arm
+from routeblock.grouped_schedule.study import STUDY, missing_counts
+from routeblock.timing.record import Record
 
-CODE = "0" * 64
 
-
-def run(folder: Path, backend: MadeUpClock, kind: str = "sweep") -> record.Recorded:
-    stages = {"sweep": campaigns.sweep, "confirmation": campaigns.confirmation}[kind](PLAN, Mode.CALL, 0)
-    return record.write(folder, backend, stages, PLAN, rule=kind, inputs=[write(folder)], code=CODE)
+def run(folder: Path, backend: MadeUpClock, kind: str = "sweep") -> Record:
+    return recorded(folder, backend, kind, write(folder))
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +30,14 @@ def folder(tmp_path: Path) -> Path:
 def test_a_sound_device_reaches_the_counts(folder: Path) -> None:
     (folder / "c").mkdir()
     found = [run(folder, MadeUpClock()), run(folder / "c", MadeUpClock(), "confirmation")]
-    assert record.missing_counts(found, PLAN.expected_per_device) == []
-    assert all(c["holds"] and c["rows_exact"] == c["rows_checked"] == 45 for r in found for c in r.comparisons)
+    assert missing_counts(found, PLAN.expected_per_device) == []
+    assert all(
+        c["holds"] and c["rows_exact"] == c["rows_checked"] == 45 for r in found for c in r.documents["comparisons"]
+    )
 
 
 def test_a_sweep_alone_lacks_the_confirmation(folder: Path) -> None:
-    lines = record.missing_counts([run(folder, MadeUpClock())], PLAN.expected_per_device)
+    lines = missing_counts([run(folder, MadeUpClock())], PLAN.expected_per_device)
     assert len(lines) == 2 and all("confirmation has 0" in line for line in lines)
 
 
@@ -60,12 +60,12 @@ def test_a_device_that_never_settles_lacks_batches(folder: Path) -> None:
     attempts = PLAN.acceptance.attempts
     sweep = [b for b in found.batches if b.campaign == "sweep"]
     assert len(sweep) == attempts * PLAN.expected_per_device.sweep_batches
-    assert "sweep has 0 accepted batches" in " ".join(record.missing_counts([found], PLAN.expected_per_device))
+    assert "sweep has 0 accepted batches" in " ".join(missing_counts([found], PLAN.expected_per_device))
 
 
 def test_one_wrong_bit_rejects_every_batch_of_the_arm(folder: Path) -> None:
     found = run(folder, MadeUpClock(spoil="band4"))
-    wrong = [c for c in found.comparisons if not c["holds"]]
+    wrong = [c for c in found.documents["comparisons"] if not c["holds"]]
     assert {(c["arm"], c["equals_control"]) for c in wrong} == {("band4", False)}
     assert all(b.reason == "incorrect" for b in found.batches if b.arm == "band4")
     assert all(b.accepted for b in found.batches if b.arm != "band4")
@@ -83,7 +83,7 @@ def test_a_wrong_control_is_found_though_all_arms_agree(folder: Path, monkeypatc
 
     monkeypatch.setattr(backend, "output", doubled)
     found = run(folder, backend)
-    assert all(c["equals_control"] and c["rows_exact"] == 0 and not c["holds"] for c in found.comparisons)
+    assert all(c["equals_control"] and c["rows_exact"] == 0 and not c["holds"] for c in found.documents["comparisons"])
 
 
 def test_a_touched_sentinel_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,16 +96,16 @@ def test_a_touched_sentinel_is_found(folder: Path, monkeypatch: pytest.MonkeyPat
         return out
 
     monkeypatch.setattr(backend, "output", touching)
-    assert not any(c["holds"] for c in run(folder, backend).comparisons)
+    assert not any(c["holds"] for c in run(folder, backend).documents["comparisons"])
 
 
 def test_what_follows_from_the_seed_is_equal_between_runs(folder: Path) -> None:
     for name in ("a", "b"):
         (folder / name).mkdir()
         run(folder / name, MadeUpClock(time_us=lambda arm, call, name=name: len(name) + call))
-    for name in record.FILES[:3]:
+    for name in STUDY.files[:3]:
         assert (folder / "a" / name).read_bytes() == (folder / "b" / name).read_bytes()
-    one, two = (record.read(folder / name).run for name in ("a", "b"))
+    one, two = (STUDY.read(folder / name).run for name in ("a", "b"))
     assert one | {"telemetry": None} == two | {"telemetry": None}
 
 
@@ -119,14 +119,14 @@ def test_a_device_rests_before_another_attempt_where_the_protocol_says_so(folder
     rules = PLAN.acceptance.model_copy(update={"retry_rest_ms": 250})
     plan = PLAN.model_copy(update={"acceptance": rules})
     backend = MadeUpClock(reason=lambda arm, call: "throttled" if call == 0 else "")
-    for _ in measure.run_stages(backend, campaigns.confirmation(plan, Mode.CALL, 0), plan):
+    for _ in measure.run_stages(backend, Planner(plan, backend.place).stages("confirmation"), plan):
         pass
     assert backend.rests == [0.25]
 
 
 def test_batches_survive_the_file(folder: Path) -> None:
     found = run(folder, MadeUpClock(reason=lambda arm, call: "throttled" if call == 3 else ""))
-    assert record.read(folder).batches == found.batches
+    assert STUDY.read(folder).batches == found.batches
 
 
 def test_another_table_is_no_table_of_batches(folder: Path) -> None:
@@ -137,7 +137,7 @@ def test_another_table_is_no_table_of_batches(folder: Path) -> None:
     (folder / "y.parquet").write_bytes(b"PAR1")
     for name in ("x", "y", "z"):
         with pytest.raises(InputError, match="no table of batches"):
-            raw.read([folder / f"{name}.parquet"])
+            STUDY.table.read(folder / f"{name}.parquet")
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_two_runs_on_this_cpu_differ_in_times_only(folder: Path) -> None:
     )
     for name in ("comparisons.json", "fixtures.json"):
         assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes()
-    first, second = ([replace(b, time_us=0.0) for b in record.read(r.folder).batches] for r in (one, two))
-    assert first == second and len({c["sha256"] for c in one.comparisons}) == 1
+    first, second = ([replace(b, time_us=0.0) for b in STUDY.read(r.folder).batches] for r in (one, two))
+    assert first == second and len({c["sha256"] for c in one.documents["comparisons"]}) == 1
 
 
 def test_poison_is_a_nan_that_no_sum_gives() -> None:

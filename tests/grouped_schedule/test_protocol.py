@@ -11,22 +11,24 @@ import pytest
 
 from routeblock.errors import InputError
 from routeblock.grouped_schedule import campaigns, protocol
-from routeblock.grouped_schedule.campaigns import Campaign, Mode
+from routeblock.grouped_schedule.campaigns import Campaign, Place, Planner
+from routeblock.timing.plan import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "fixtures/protocols/grouped_schedule.json"
 PLAN = protocol.load(FILE)
+ON_GPU = Planner(PLAN, Place("cuda", "gpu0", 60 * 2**20))
 
 
-def counts(stages: list[campaigns.Stage], campaign: Campaign) -> tuple[int, int]:
+def counts(stages: list[Stage], campaign: Campaign) -> tuple[int, int]:
     """Comparisons and batches of a campaign."""
-    mine = [s for s in stages if s.campaign is campaign]
+    mine = [s for s in stages if s.shape.campaign is campaign]
     batches = sum(len(s.order(r)) * len(PLAN.scopes) for s in mine for r in range(PLAN.repetitions))
-    return sum(len(s.compared) for s in mine), batches
+    return sum(len(s.shape.compared) for s in mine), batches
 
 
 def test_the_published_counts_come_out() -> None:
-    stages = [*campaigns.sweep(PLAN, Mode.GRAPH, 4), *campaigns.confirmation(PLAN, Mode.GRAPH, 4)]
+    stages = [*ON_GPU.stages("sweep"), *ON_GPU.stages("confirmation")]
     assert counts(stages, Campaign.SWEEP) == (68, 1632)
     assert counts(stages, Campaign.CONFIRMATION) == (12, 96)
     expected = PLAN.expected_per_device
@@ -41,7 +43,7 @@ def test_two_devices_give_the_published_totals() -> None:
 
 
 def test_confirmation_alternates_and_is_balanced() -> None:
-    stage = next(s for s in campaigns.confirmation(PLAN, Mode.GRAPH, 4) if s.campaign is Campaign.CONFIRMATION)
+    stage = next(s for s in ON_GPU.confirmation() if s.shape.campaign is Campaign.CONFIRMATION)
     firsts = [stage.order(r)[0].name for r in range(12)]
     assert firsts == ["job_major", "band32"] * 6
 

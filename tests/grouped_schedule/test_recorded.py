@@ -10,27 +10,33 @@ import pytest
 
 from routeblock.cuda import build
 from routeblock.evidence.digest import sha256_file
-from routeblock.grouped_schedule import conform, protocol, record, reprove, sanitizer, tables, wiring
+from routeblock.grouped_schedule import protocol, sanitizer, tables, targets, verification
+from routeblock.grouped_schedule.campaigns import CAMPAIGNS
+from routeblock.grouped_schedule.study import STUDY, missing_counts
 from routeblock.grouped_schedule.tables import Evidence
+from routeblock.timing.check import findings
+from routeblock.timing.record import Record
+from routeblock.timing.verification import unlisted
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = ROOT / wiring.RECORDED
+HERE = ROOT / targets.RECORDED
 PLAN = protocol.load(ROOT / "fixtures/protocols/grouped_schedule.json")
 PUBLISHED = json.loads((ROOT / "fixtures/published/grouped_schedule.json").read_text())
 GPUS = sorted(p.name for p in (HERE / "cuda").iterdir())
 
 
 @pytest.fixture(scope="module")
-def records() -> list[record.Recorded]:
-    return [record.read(HERE / "cuda" / gpu / kind) for gpu in GPUS for kind in conform.CAMPAIGNS]
+def records() -> list[Record]:
+    return [STUDY.read(HERE / "cuda" / gpu / kind) for gpu in GPUS for kind in CAMPAIGNS]
 
 
-def test_both_gpus_ran_the_committed_protocol_as_it_orders(records: list[record.Recorded]) -> None:
+def test_both_gpus_ran_the_committed_protocol_as_it_orders(records: list[Record]) -> None:
     assert GPUS == ["gpu0", "gpu1"]
-    assert record.other_protocol(records, PLAN) == []
-    assert record.missing_counts(records, PLAN.expected_per_device) == []
-    assert [line for r in records for line in conform.deviations(r, PLAN)] == []
-    assert [line for r in records for line in reprove.unsealed(r.folder, HERE / "contents.json")] == []
+    contents = HERE / "contents.json"
+    assert missing_counts(records, PLAN.expected_per_device) == []
+    assert [line for r in records for line in findings(STUDY, r, PLAN)] == []
+    assert [line for r in records for line in unlisted(STUDY, r.folder, contents)] == []
+    assert [line for r in records for line in verification.other_cubin(r, contents)] == []
 
 
 def test_every_committed_file_is_the_recorded_one() -> None:
@@ -42,7 +48,7 @@ def test_every_committed_file_is_the_recorded_one() -> None:
     assert dropped == {".cubin"}
 
 
-def test_the_published_counts_come_from_two_gpus(records: list[record.Recorded]) -> None:
+def test_the_published_counts_come_from_two_gpus(records: list[Record]) -> None:
     rows = {(r["device"], r["campaign"]): r for r in tables.counts(Evidence([], records, PUBLISHED))}
 
     def counts(device: str, campaign: str) -> tuple[int, int, int]:
@@ -58,13 +64,13 @@ def test_the_published_counts_come_from_two_gpus(records: list[record.Recorded])
     assert (total["published_comparisons"], total["published_batches"]) == (136, 3264)
 
 
-def test_every_rejected_batch_has_its_reason_in_a_table(records: list[record.Recorded]) -> None:
+def test_every_rejected_batch_has_its_reason_in_a_table(records: list[Record]) -> None:
     rows = tables.rejections(Evidence([], records, PUBLISHED))
     assert sum(r["rejected"] for r in rows) == sum(not b.accepted for r in records for b in r.batches)
     assert all(r["reason"] and r["clock_events"] for r in rows)
 
 
-def test_the_kernels_are_those_of_this_source(records: list[record.Recorded]) -> None:
+def test_the_kernels_are_those_of_this_source(records: list[Record]) -> None:
     """The binary that ran on the GPUs is what this source compiles to, byte for byte."""
     built = json.loads((HERE / "build/sm_90/build.json").read_text())["q6k_schedules"]
     ran = {r.run["device"]["cubin_sha256"] for r in records}
@@ -72,7 +78,7 @@ def test_the_kernels_are_those_of_this_source(records: list[record.Recorded]) ->
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_the_sanitizer_found_nothing(records: list[record.Recorded], gpu: str) -> None:
+def test_the_sanitizer_found_nothing(records: list[Record], gpu: str) -> None:
     told = json.loads((HERE / "cuda" / gpu / "sanitizer/sanitizer.json").read_text())
     assert told["cubin_sha256"] in {r.run["device"]["cubin_sha256"] for r in records}
     assert {t["tool"]: t["outcome"] for t in told["tools"]} == dict.fromkeys(sanitizer.TOOLS, "clean")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routeblock.grouped_schedule import cpu, exercise
-from routeblock.grouped_schedule.arms import ARMS, BY_NAME, Arm, Family, Grouping, geometry, is_fused
+from routeblock.grouped_schedule import cpu, sanitizer_cases
 from routeblock.grouped_schedule.measure import POISON
+from routeblock.grouped_schedule.schedules import ARMS, BY_NAME, Arm, Family, Grouping, geometry, is_fused
 
-LEGAL = [name for name in exercise.CASES if name != "ids beyond the pool"]
+LEGAL = [name for name in sanitizer_cases.CASES if name != "ids beyond the pool"]
 
 
 def arms_of(family: Family) -> list[Arm]:
@@ -50,8 +50,8 @@ def test_a_walk_meets_every_row_once(arm: Arm, rows: int, tile_rows: int) -> Non
 @pytest.mark.parametrize("family", list(Family))
 @pytest.mark.parametrize("name", LEGAL)
 def test_every_schedule_gives_the_definitions_bits(name: str, family: Family, threads: int) -> None:
-    fixture = exercise.make(name, family)
-    want = exercise.expected(fixture)
+    fixture = sanitizer_cases.make(name, family)
+    want = sanitizer_cases.expected(fixture)
     for arm in arms_of(family):
         out = np.full(want.shape, POISON, np.uint32).view(np.float32)
         cpu.launch(arm, fixture, out, min(threads, cpu.numba.config.NUMBA_NUM_THREADS))

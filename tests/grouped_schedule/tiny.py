@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from routeblock.cuda.telemetry import State
 from routeblock.evidence.digest import sha256_file
-from routeblock.grouped_schedule import cpu, protocol
-from routeblock.grouped_schedule.arms import Arm, Scope
-from routeblock.grouped_schedule.campaigns import Stage
+from routeblock.grouped_schedule import cpu, protocol, record
+from routeblock.grouped_schedule.campaigns import Place, Planner, Setup
 from routeblock.grouped_schedule.fixture import Fixture
-from routeblock.grouped_schedule.measure import POISON, Sample
+from routeblock.grouped_schedule.measure import POISON
+from routeblock.grouped_schedule.schedules import Arm
+from routeblock.timing.loop import Sample
+from routeblock.timing.plan import Series
+from routeblock.timing.record import Record
 
 COMMITTED = Path(__file__).resolve().parents[2] / "fixtures/protocols/grouped_schedule.json"
 
@@ -62,7 +66,7 @@ def contents(root: Path) -> Path:
 class MadeUpClock:
     """Runs on this CPU; times come from `time_us(arm, call)`, rejections from `reason(arm, call)`."""
 
-    lane, device = "made-up", "cpu0"
+    place = Place("made-up", "cpu0", None)
 
     def __init__(
         self,
@@ -72,8 +76,9 @@ class MadeUpClock:
     ) -> None:
         self.time_us, self.reason, self.spoil = time_us, reason, spoil
         self.calls, self.rests = itertools.count(), list[float]()
+        self.now = State(0, 1, -1, -1)
 
-    def load(self, fixture: Fixture, stage: Stage) -> None:
+    def load(self, fixture: Fixture, setup: Setup) -> None:
         self.fixture = fixture
 
     def output(self, arm: Arm) -> np.ndarray:
@@ -83,20 +88,38 @@ class MadeUpClock:
             out.view(np.uint32)[self.fixture.active[0], 0] ^= 1
         return out
 
-    def measure(self, arm: Arm, scopes: tuple[Scope, ...]) -> list[Sample]:
-        samples = []
-        for scope in scopes:
-            call = next(self.calls)
-            reason = self.reason(arm.name, call)
-            seen = {"throttled": (4, 1), "other_process": (0, 2), "": (0, 1)}[reason]
-            samples.append(Sample(scope, self.time_us(arm.name, call), 1, 1, reason, *seen))
-        return samples
+    def warm_up(self, series: Series, clocks: tuple[str, ...]) -> None:
+        """Nothing to warm."""
 
-    def rest(self, seconds: float) -> None:
+    def measure(self, series: Series, clocks: tuple[str, ...]) -> list[Sample]:
+        """All clocks in one call, whose rejection is seen right after it."""
+        calls = [next(self.calls) for _ in clocks]
+        reason = next((r for call in calls if (r := self.reason(series.side, call))), "")
+        events, processes = {"throttled": (4, 1), "other_process": (0, 2), "": (0, 1)}[reason]
+        self.now = State(events, processes, -1, -1)
+        return [Sample(self.time_us(series.side, call), 1) for call in calls]
+
+    def state(self) -> State:
+        """Of the last call, once: the next look sees a quiet device."""
+        seen, self.now = self.now, State(0, 1, -1, -1)
+        return seen
+
+    def pause(self, seconds: float) -> None:
         self.rests.append(seconds)
 
     def memory_in_use(self) -> int:
         return 7 << 20
 
     def identity(self) -> dict[str, Any]:
-        return {"lane": self.lane, "device": self.device, "architecture": "none", "cubin_sha256": CUBIN}
+        place = self.place
+        return {"lane": place.lane, "device": place.device, "architecture": "none", "cubin_sha256": CUBIN}
+
+
+CODE = "0" * 64
+
+
+def recorded(folder: Path, clock: MadeUpClock, rule: str, protocol_file: Path) -> Record:
+    """A record of the tiny protocol."""
+    plan = protocol.load(protocol_file)
+    stages = Planner(plan, clock.place).stages(rule)
+    return record.write(folder, clock, stages, plan, rule=rule, inputs=[protocol_file], code=CODE)

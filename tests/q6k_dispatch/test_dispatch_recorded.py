@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,46 +16,38 @@ from routeblock.cuda.q6k_dispatch import compile_for
 from routeblock.cuda.sanitizer import TOOLS
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
-from routeblock.q6k_dispatch import counters, record, reprove, statistics, tables, wiring
+from routeblock.q6k_dispatch import counters, tables, targets, verification
+from routeblock.q6k_dispatch.edits import ROOM
 from routeblock.q6k_dispatch.protocol import OURS, Side, load, shapes
-from routeblock.q6k_dispatch.statistics import Comparison
+from routeblock.q6k_dispatch.study import KEY, STUDY, pairs
 from routeblock.q6k_dispatch.tables import Evidence
+from routeblock.timing import edits, mutations, statistics
+from routeblock.timing.check import findings
+from routeblock.timing.edits import Copy
+from routeblock.timing.reasons import Reason
+from routeblock.timing.record import Record
+from routeblock.timing.statistics import Comparison, comparisons
+from routeblock.timing.verification import unlisted
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = ROOT / wiring.RECORDED
-COMMITTED = ROOT / wiring.PROTOCOL
+HERE = ROOT / targets.RECORDED
+COMMITTED = ROOT / targets.PROTOCOL
 PLAN = load(COMMITTED)
 
 
 @pytest.fixture(scope="module")
-def found() -> record.Recorded:
-    return record.read(HERE)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def outputs_once() -> Iterator[None]:
-    """The model's outputs, computed once for all tests here."""
-    made: dict[tuple[Any, ...], Any] = {}
-    compute = reprove.output
-
-    def output(jobs: Any, slot: int, seed: int) -> Any:
-        key = (jobs.shape, slot, seed, jobs.x.tobytes()[:64])
-        if key not in made:
-            made[key] = compute(jobs, slot, seed)
-        return made[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reprove, "output", output)
-        yield
+def found() -> Record:
+    return STUDY.read(HERE)
 
 
 @pytest.fixture(scope="module")
-def compared(found: record.Recorded) -> list[Comparison]:
-    return statistics.comparisons(found.batches, PLAN)
+def compared(found: Record) -> list[Comparison]:
+    return comparisons(STUDY.table.rows(found.batches), KEY, pairs(PLAN, found), PLAN.bootstrap)
 
 
-def test_the_record_is_whole_and_recomputed(found: record.Recorded) -> None:
-    assert reprove.unsealed(HERE) == record.problems(found, PLAN) == reprove.disagreements(found, PLAN) == []
+def test_the_record_is_whole_and_recomputed(found: Record) -> None:
+    assert unlisted(STUDY, HERE, HERE / "contents.json") == verification.recompute(found, PLAN) == []
+    assert findings(STUDY, found, PLAN) == []
     assert len(found.run["checks"]) == 28
     accepted = [b for b in found.batches if b.accepted]
     assert len(accepted) == 28 * len(PLAN.series) * PLAN.repetitions
@@ -66,22 +57,41 @@ def test_the_record_is_whole_and_recomputed(found: record.Recorded) -> None:
 def test_every_committed_file_is_the_recorded_one() -> None:
     listed = json.loads((HERE / "contents.json").read_text())
     files = {p.name: p for p in HERE.iterdir() if p.name not in ("README.md", "contents.json")}
-    assert files.keys() == set(record.FILES) == set(wiring.FILES)
+    assert files.keys() == set(STUDY.files) == set(targets.FILES)
     assert {name: sha256_file(p) for name, p in files.items()} == {name: listed[name]["sha256"] for name in files}
 
 
-def test_the_kernels_are_those_of_this_source(found: record.Recorded) -> None:
+def test_the_kernels_are_those_of_this_source(found: Record) -> None:
     """The binary that ran on the GPU is what this source compiles to, byte for byte."""
     assert compile_for("sm_90").sha256 == found.run["cubin_sha256"]["q6k_dispatch"]
 
 
 def test_every_threshold_is_reached(compared: list[Comparison]) -> None:
-    bound = [c for c in compared if c.role in PLAN.threshold.roles]
+    bound = [c for c in compared if c.best and c.role in PLAN.threshold.roles]
     assert len(bound) == 11 + 8 and all(c.reached for c in bound)
-    assert all(r is not None for c in compared for r in c.ratios.values())
+    assert all(c.change is not None for c in compared)
 
 
-def test_bits_depend_neither_on_the_path_nor_on_the_batch(found: record.Recorded) -> None:
+def test_every_declared_edit_of_the_record_is_refused_for_its_reason() -> None:
+    declared = ROOT / "fixtures/record_edits.json"
+    entries = mutations.mutate(STUDY, ROOM, [HERE], COMMITTED, declared, verification.recompute)
+    assert len(entries) > 80 and mutations.misjudged(entries) == []
+    assert all(entry["as_declared"] for entry in entries)
+
+
+def test_one_batch_less_of_the_best_peer_is_refused_and_leaves_its_shape_undecided(found: Record) -> None:
+    copy = Copy(STUDY, ROOM, STUDY.table.rows(found.batches), dict(found.documents), {}, {}).again()
+    copy.rows = [dict(row) for row in STUDY.table.rows(found.batches)]
+    edits.apply(copy, "baseline_batch_deleted")
+    forged = Record(found.folder, [STUDY.table.batch(row) for row in copy.rows], copy.documents)
+    assert {f.reason for f in findings(STUDY, forged, PLAN)} == {Reason.BATCH_MISSING}
+    peers = tables.peers(Evidence(comparisons(copy.rows, KEY, pairs(PLAN, forged), PLAN.bootstrap), forged, PLAN))
+    assert [(r["best"], r["reached"]) for r in peers if "ratio" not in r] == [
+        ("undecided: vllm_batched 11 of 12", None)
+    ]
+
+
+def test_bits_depend_neither_on_the_path_nor_on_the_batch(found: Record) -> None:
     for check in found.run["checks"]:
         assert len({check["output_sha256"][side] for side in map(str, OURS)}) == 1
     rows = tables.batch_bits(Evidence([], found, PLAN))
@@ -91,23 +101,26 @@ def test_bits_depend_neither_on_the_path_nor_on_the_batch(found: record.Recorded
     assert {r["side"] for r in rows if not r["same_as_alone"]} == {"llama_cpp"}
 
 
-def test_the_sanitizer_and_the_counters_ran(found: record.Recorded) -> None:
-    assert [t["outcome"] for t in found.sanitizer["tools"]] == ["clean"] * len(TOOLS)
-    assert found.counters["outcome"] == "counted"
-    told = [tuple(r[n] for n in ("role", "slots", "pool", "rows", "cols", "side")) for r in found.counters["rows"]]
+def test_the_sanitizer_and_the_counters_ran(found: Record) -> None:
+    assert [t["outcome"] for t in found.documents["sanitizer"]["tools"]] == ["clean"] * len(TOOLS)
+    assert found.documents["counters"]["outcome"] == "counted"
+    told = [
+        tuple(r[n] for n in ("role", "slots", "pool", "rows", "cols", "side"))
+        for r in found.documents["counters"]["rows"]
+    ]
     assert told == [(s.role, s.slots, s.pool, s.rows, s.cols, side) for s, side in counters.cases(PLAN)]
 
 
-def test_rows_hold_the_tables_columns(found: record.Recorded, compared: list[Comparison]) -> None:
+def test_rows_hold_the_tables_columns(found: Record, compared: list[Comparison]) -> None:
     given = Evidence(compared, found, PLAN)
-    assert tuple(tables.TABLES) == wiring.TABLES
-    for maker, columns, _, _ in tables.TABLES.values():
+    assert tuple(tables.TABLES) == targets.TABLES
+    for name, (maker, columns, _, _) in tables.TABLES.items():
         rows = maker(given)
-        assert rows and all(row.keys() <= {c.name for c in columns} for row in rows)
+        assert (rows or name == "dispatch_mutations") and all(row.keys() <= {c.name for c in columns} for row in rows)
     assert [r["role"] for r in tables.peers(given)] == [str(s.role) for s in shapes(PLAN)]
 
 
-def test_a_counter_says_what_binds_and_what_remains(found: record.Recorded, compared: list[Comparison]) -> None:
+def test_a_counter_says_what_binds_and_what_remains(found: Record, compared: list[Comparison]) -> None:
     rows = tables.counters(Evidence(compared, found, PLAN))
     ours = [r for r in rows if r["side"] == Side.AUTO]
     assert len(ours) == 11 + 8 and all(0 < r["remains_us"] < r["replay_us"] for r in ours)
@@ -125,15 +138,20 @@ def test_a_counter_says_what_binds_and_what_remains(found: record.Recorded, comp
     assert {r["binds"] for r in schedules} == {"issue"} and all("remains_us" not in r for r in schedules)
 
 
-def _counted(found: record.Recorded, **changes: Any) -> dict[str, Any]:
+def _counted(found: Record, **changes: Any) -> dict[str, Any]:
     """The first row's table row, were its counters these, and were the profiler's time that of the replay."""
-    told = {**found.counters["rows"][0], **{f"{name}_percent": 10 for name in tables.RESOURCES}, "replay_us": 2.0}
+    told = {
+        **found.documents["counters"]["rows"][0],
+        **{f"{name}_percent": 10 for name in tables.RESOURCES},
+        "replay_us": 2.0,
+    }
     told |= {"time_ns": 2e3 * PLAN.counters.calls, "cycles": 100, "cycles_active": 80} | changes
-    (row,) = tables.counters(Evidence([], replace(found, counters={"rows": [told]}), PLAN))
+    documents = found.documents | {"counters": {"rows": [told]}}
+    (row,) = tables.counters(Evidence([], replace(found, documents=documents), PLAN))
     return row
 
 
-def test_below_the_threshold_the_largest_loss_is_named(found: record.Recorded) -> None:
+def test_below_the_threshold_the_largest_loss_is_named(found: Record) -> None:
     stalls = {"selected": 9.0, "not_selected": 9.0, "wait": 1.0, "barrier": 3.0}
     row = _counted(found, stalls=stalls)
     assert (row["binds"], row["waits"], row["idle_percent"]) == ("barrier", "barrier 75, wait 25", 20)
@@ -141,7 +159,7 @@ def test_below_the_threshold_the_largest_loss_is_named(found: record.Recorded) -
     assert _counted(found, stalls=stalls, dram_percent=60)["binds"] == "dram"
 
 
-def test_shares_of_the_profilers_time_become_shares_of_the_replay(found: record.Recorded) -> None:
+def test_shares_of_the_profilers_time_become_shares_of_the_replay(found: Record) -> None:
     row = _counted(found, replay_us=1.0, cycles_active=45, issue_percent=31)
     assert (row["issue_percent"], row["idle_percent"], row["binds"]) == (62, 10, "issue")
 
@@ -151,7 +169,7 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(HERE, tmp_path / "record"))
 
 
-def edit(folder: Path, change: Any) -> record.Recorded:
+def edit(folder: Path, change: Any) -> Record:
     """The record with `run.json` changed, and sealed again as one would who hides it."""
     run = json.loads((folder / "run.json").read_text())
     change(run)
@@ -159,7 +177,7 @@ def edit(folder: Path, change: Any) -> record.Recorded:
     contents = json.loads((folder / "contents.json").read_text())
     contents["run.json"]["sha256"] = sha256_file(folder / "run.json")
     (folder / "contents.json").write_text(json.dumps(contents))
-    return record.read(folder)
+    return STUDY.read(folder)
 
 
 def _other_sample(run: Any) -> None:
@@ -194,17 +212,20 @@ def _lost_shape(run: Any) -> None:
     ],
 )
 def test_a_resealed_edit_is_found(copy: Path, change: Any, says: str) -> None:
-    assert any(says in line for line in reprove.disagreements(edit(copy, change), PLAN))
+    found = edit(copy, change)
+    wrong = findings(STUDY, found, PLAN) + verification.recompute(found, PLAN)
+    assert any(says in str(finding) for finding in wrong)
 
 
-def test_an_edited_file_and_a_moved_batch_are_refused(copy: Path, found: record.Recorded) -> None:
+def test_an_edited_file_and_a_moved_batch_are_refused(copy: Path, found: Record) -> None:
     (copy / "counters.json").write_text((copy / "counters.json").read_text().replace("auto", "dp4a", 1))
-    assert reprove.unsealed(copy) == [f"{copy / 'counters.json'}: not the bytes that were recorded"]
+    wrong = unlisted(STUDY, copy, copy / "contents.json")
+    assert list(map(str, wrong)) == [f"{copy / 'counters.json'}: seal: not the bytes that were recorded"]
     batches = list(found.batches)
     batches[0] = replace(batches[0], series="vllm_vec")
     batches[1] = replace(batches[1], clock_events=0x8)
-    wrong = reprove._batches(replace(found, batches=batches), PLAN)
-    assert len(wrong) == 2 and "not at position" in wrong[0] and "accepted True" in wrong[1]
+    wrong = findings(STUDY, replace(found, batches=batches), PLAN)
+    assert {f.reason for f in wrong} >= {Reason.POSITION, Reason.ARM, Reason.STATE, Reason.NOT_REJECTED}
 
 
 def test_an_edited_record_stops_the_command(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,13 +238,13 @@ def test_an_edited_record_stops_the_command(copy: Path, tmp_path: Path, capsys: 
 
 
 def test_what_is_no_record_or_no_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a record"):
-        record.read(tmp_path)
+    with pytest.raises(InputError, match=r"run.json: cannot be used"):
+        STUDY.read(tmp_path)
     with pytest.raises(InputError, match="no list of contents"):
-        reprove.unsealed(tmp_path)
+        unlisted(STUDY, tmp_path, tmp_path / "contents.json")
     with pytest.raises(InputError, match="no statistics"):
         statistics.read(tmp_path / "statistics.json")
     with pytest.raises(InputError, match="known tables are peers"):
-        tables.write("nothing", tmp_path, tmp_path, tmp_path, COMMITTED, code="x")
-    options = [f"--{name}={tmp_path}" for name in ("out", "record", "statistics")]
+        tables.write("nothing", tmp_path, tmp_path, tmp_path, tmp_path, COMMITTED, code="x")
+    options = [f"--{name}={tmp_path}" for name in ("out", "record", "statistics", "validation")]
     assert main(["dispatch-table", "nothing", *options]) == 2

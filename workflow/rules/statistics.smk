@@ -44,7 +44,7 @@ rule grouped_mutations:
     input:
         protocol="fixtures/protocols/grouped_schedule.json",
         declared="fixtures/record_edits.json",
-        records=[f"{folder}/{name}" for folder in grouped.EDITED for name in grouped.FILES],
+        records=[f"{folder}/{name}" for folder in grouped.edited(CONFIG) for name in grouped.FILES],
     output:
         mutations="results/grouped_schedule/mutations/mutations.json",
         manifest="results/grouped_schedule/mutations/mutations.manifest.json",
@@ -54,7 +54,7 @@ rule grouped_mutations:
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
         code=code("grouped_mutations"),
-        records=[f"--record {folder}" for folder in grouped.EDITED],
+        records=[f"--record {folder}" for folder in grouped.edited(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
         "routeblock mutate-timings {params.records} --protocol {input.protocol} --declared {input.declared}"

@@ -51,8 +51,6 @@ RECORDINGS = {
 }
 COUNTERS = Path("fixtures/recorded/grouped_counters/h200")
 COUNTERS_PROTOCOL = "fixtures/protocols/grouped_counters.json"
-# Where declared edits are tried: the first has floors, the second batches that were rejected.
-EDITED = [f"{RECORDED}/cuda/gpu0/{kind}" for kind in ("sweep", "beyond")]
 
 
 def devices(lane: GroupedLane) -> list[str]:
@@ -96,6 +94,13 @@ def counter_files(config: Config) -> list[str]:
     if not others(config):
         return []
     return [*(f"{COUNTERS}/{name}" for name in ("counters.json", "contents.json")), COUNTERS_PROTOCOL]
+
+
+def edited(config: Config) -> list[str]:
+    """The records that declared edits are tried on: a sweep, which has floors, and what a GPU ran beyond it."""
+    lane = next(lane for lane in reversed(GroupedLane) if lane in config.grouped_schedule.lanes)
+    kinds = ("sweep",) if lane is GroupedLane.CPU else ("sweep", "beyond")
+    return [f"{RESULTS}/{lane}/{devices(lane)[0]}/{kind}" for kind in kinds]
 
 
 def record_files(config: Config) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.stats import NonInferiority, Verdict
+from routeblock.timing.estimate import NonInferiority, Verdict
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]

@@ -57,7 +57,7 @@ class BatchTable(Generic[Batch]):
         """The batches of a file. Raises InputError if it is not such a table."""
         try:
             table = pq.read_table(path)
-            if not table.schema.equals(self.schema):
+            if [(f.name, f.type) for f in table.schema] != [(f.name, f.type) for f in self.schema]:
                 raise ValueError(f"columns {', '.join(table.schema.names)}")
             if empty := [name for name in table.column_names if table[name].null_count]:
                 raise ValueError(f"empty cells in column {empty[0]}")

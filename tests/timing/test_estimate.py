@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The estimators of study B on constructed ratios."""
+"""The estimators on constructed ratios, and the verdicts that intervals give."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from routeblock.stats import Change, Verdict, bootstrap_medians, paired_change, verdict
+from routeblock.timing.estimate import Change, bootstrap_medians, paired_change
+from routeblock.timing.plan import Pair, Rule
+from routeblock.timing.statistics import Verdict, judge
 
 SETTINGS = {"seed": 20250609, "resamples": 2000, "confidence": 0.95}
 
@@ -61,7 +63,22 @@ def test_the_draw_is_the_named_one() -> None:
     ],
 )
 def test_verdict_needs_the_whole_interval_beyond_the_minimum(low: float, high: float, expected: Verdict) -> None:
-    assert verdict(low, high, 0.01) is expected
+    pair = Pair({}, (), "", "a", "b", 12, rule=Rule.EFFECT, threshold=0.01)
+    assert judge(pair, Change(12, 1.0, 1.0, (low + high) / 2, low, high)) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (-0.5, 0.02, Verdict.NON_INFERIOR),
+        (-0.5, 0.0201, Verdict.UNDECIDED),
+        (0.02, 0.5, Verdict.UNDECIDED),
+        (0.0201, 0.5, Verdict.INFERIOR),
+    ],
+)
+def test_the_whole_interval_decides_against_a_margin(low: float, high: float, expected: Verdict) -> None:
+    pair = Pair({}, (), "", "a", "b", 12, rule=Rule.MARGIN, threshold=0.02)
+    assert judge(pair, Change(12, 1.0, 1.0, (low + high) / 2, low, high)) == expected
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, 0.0], [1.0, float("nan")], [1.0]])
