@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.timing.estimate import NonInferiority, Verdict
+from routeblock.timing.statistics import Verdict
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
@@ -203,7 +203,7 @@ def _cure(tables: Tables) -> tuple[str, list[Clause]]:
         lead = "There was nothing to stop: "
     elif not timed:
         lead = "Canonical order stops it, at a cost not measured here: "
-    elif all(r["verdict"] == NonInferiority.NON_INFERIOR for r in timed):
+    elif all(r["verdict"] == Verdict.NON_INFERIOR for r in timed):
         lead = "Canonical order stops it, within the margins fixed in advance: "
     else:
         lead = "Canonical order stops it, but not everywhere within the margins fixed in advance: "
