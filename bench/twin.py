@@ -29,8 +29,8 @@ from rich.table import Table
 from routeblock.moe.routing import AlignedPlan, align
 from routeblock.route_block.fixtures import published_geometry as geometry
 from routeblock.route_block.fixtures.fixture import load_fixture
-from routeblock.route_block.runs.twin import unpack
 from routeblock.twin.gemm import moe_gemm
+from routeblock.twin.weights import unpack
 
 ROUNDS = 12
 GOALS = {"hopper (64, 128)": 6e9, "ampere (64, 128)": 5e9}  # multiply-accumulates a second, 2 cores with AVX-512

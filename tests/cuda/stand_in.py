@@ -17,11 +17,11 @@ import torch
 from twin_operators import TwinOperators
 
 from routeblock.cli import main
+from routeblock.cuda import device as cuda_device
 from routeblock.cuda import operators as vllm_ops
 from routeblock.cuda.device import Device
 from routeblock.cuda.grid_probe import KernelLaunch
 from routeblock.moe.routing import align
-from routeblock.route_block import operating_point
 from routeblock.route_block.runs import cuda as lane_cuda
 
 SMS = 132
@@ -71,7 +71,7 @@ operators = Operators(SMS)
 operators.register()
 real_prelude = lane_cuda._prelude
 device = Device("NVIDIA H200", "none", (9, 0), SMS, 1 << 40)
-for module in (lane_cuda, operating_point):
+for module in (lane_cuda, cuda_device):
     module.open_device = lambda memory: device  # type: ignore[attr-defined]
 lane_cuda.require_torch = lambda: None
 lane_cuda.DEVICE = "cpu"

@@ -40,7 +40,7 @@ def test_both_gpus_ran_the_committed_protocol_as_it_orders(records: list[Record]
 
 
 def test_every_committed_file_is_the_recorded_one() -> None:
-    """Sanitizer and build records included, which no rule computes again."""
+    """Sanitizer and build documents included, which a rule checks again before a table."""
     listed = json.loads((HERE / "contents.json").read_text())
     files = {p.relative_to(HERE).as_posix(): p for p in HERE.rglob("*.*") if p.parent != HERE}
     assert {name: sha256_file(path) for name, path in files.items()} == {name: listed[name]["sha256"] for name in files}

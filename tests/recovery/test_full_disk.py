@@ -18,6 +18,7 @@ from study import STUDY, Finished
 
 FIXTURE = "--fixture results/fixtures/checkpoint"
 PREDICTION = f"{FIXTURE} --prediction {STUDY}/prediction.json"
+IDENTITY = "--identity results/identity/twin-hopper/identity.json"
 RECORDED = "fixtures/recorded/grouped_schedule/h200"
 ALIGNMENT = "results/alignment_cost/recorded-h200"
 
@@ -31,7 +32,7 @@ WRITERS = {
         " --out fixture"
     ),
     "a table": f"table relations --from {STUDY}/score.json --out tables",
-    "a score": f"score {PREDICTION} --runs {STUDY} --replicates 1 --out score.json",
+    "a score": f"score {PREDICTION} {IDENTITY} --runs {STUDY} --replicates 1 --out score.json",
     "raw batches": (
         f"recorded --source {RECORDED}/cuda/gpu0/confirmation --contents {RECORDED}/contents.json --out batches"
     ),

@@ -33,8 +33,8 @@ def test_where_everything_holds_each_sentence_says_so_with_the_counts_of_the_row
         "Yes: two routes exchanged over a block boundary carried the layer to the other history's bits, and two "
         "exchanged inside a block changed none, in 3 of 3 studies (twin-ampere 1 of 1 modelled, twin-hopper 1 of 1 "
         "computed, recorded-h200 1 of 1 observed), where 6 to 17 elements of W13 and 5 to 74 of the final output "
-        "differ; of 21 relations 21 hold, 0 fail and 0 are not informative; the twin gives each of 1,000 elements from "
-        "a GPU bit for bit."
+        "differ; of 21 relations 10 hold as computed, 5 as observed, 6 by construction alone, 0 fail and 0 are not "
+        "informative; the twin gives each of 1,000 elements from a GPU bit for bit."
     )
     assert cure == (
         "Canonical order stops it, within the margins fixed in advance: on one routing (NVIDIA H200) 4,000 calls of "
@@ -61,12 +61,28 @@ def test_every_number_of_a_sentence_is_cited_from_a_table() -> None:
                 assert not [w for w in part.replace("(", " ").split() if w[0].isdigit()], part
 
 
+def test_exploratory_relations_are_counted_apart_and_support_no_answer() -> None:
+    text = sentences(changed("relations", lambda r: r | {"status": "exploratory (2 of 5): holds"}))[0]
+    assert text.startswith("These tables cannot tell: ") and "0 of 3 studies" in text
+    assert (
+        "0 hold as computed, 0 as observed, 0 by construction alone, 0 fail and 0 are not informative, and 21 " in text
+    )
+
+
+def test_plans_that_were_not_read_back_are_said_to_be_what_was_asked_for() -> None:
+    assert "read back" not in sentences(study_rows())[0]
+    text = sentences(changed("studies", lambda r: r | {"plans_read_back": 0 if r["lane"] == "recorded-h200" else 70}))[
+        0
+    ]
+    assert "in 1 of 3 studies the plan is the one asked for, not one read back from the kernels" in text
+
+
 @pytest.mark.parametrize("number", [1, 4, 5])
 def test_a_failing_relation_of_the_mechanism_takes_the_yes_away_and_is_named(number: int) -> None:
     text = sentences(changed("relations", status_of("recorded-h200", (number,), "fails")))[0]
     assert text.startswith("Not everywhere: ")
     assert "in 2 of 3 studies" in text and "recorded-h200 0 of 1 observed" in text
-    assert f"20 hold, 1 fails ({number} on recorded-h200 published stored)" in text
+    assert f"4 as observed, 6 by construction alone, 1 fails ({number} on recorded-h200 published stored)" in text
 
 
 def test_a_failing_relation_elsewhere_is_named_too() -> None:
@@ -76,13 +92,13 @@ def test_a_failing_relation_elsewhere_is_named_too() -> None:
 
 def test_where_the_mechanism_fails_in_every_study_the_answer_is_no() -> None:
     text = sentences(changed("relations", lambda r: r | {"status": "fails"}))[0]
-    assert text.startswith("No: ") and "0 of 3 studies" in text and "0 hold, 21 fail (" in text
+    assert text.startswith("No: ") and "0 of 3 studies" in text and "0 by construction alone, 21 fail (" in text
 
 
 def test_what_is_not_informative_is_no_yes() -> None:
     text = sentences(changed("relations", lambda r: r | {"status": "not informative"}))[0]
     assert text.startswith("These tables cannot tell: ") and "0 of 3 studies" in text
-    assert "0 hold, 0 fail and 21 are not informative" in text
+    assert "0 by construction alone, 0 fail and 21 are not informative" in text
     some = sentences(changed("relations", status_of("recorded-h200", (5,), "not informative")))[0]
     assert some.startswith("On the CPU twin, yes: ") and "2 of 3 studies" in some
 

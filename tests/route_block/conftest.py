@@ -9,7 +9,7 @@ from synthetic import Study, make_study
 
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """A sound study of two replicates; not to be changed."""
+    """A sound study of the protocol's five replicates; not to be changed."""
     return make_study(tmp_path_factory.mktemp("sound") / "study")
 
 

@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from routeblock.evidence.digest import canonical_json
-from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TENSORS
+from routeblock.evidence.record import BY_LOOPS, READ_BACK, RECORD, RECORD_MANIFEST, TENSORS
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align, exchange
@@ -28,12 +28,12 @@ from routeblock.route_block.facts import schedule
 from routeblock.route_block.fixtures.fixture import LayerFixture, load_fixture, write_fixture
 from routeblock.route_block.operating_point import GEMMS, LaneFacts, cut
 from routeblock.route_block.prediction import predict
-from routeblock.route_block.runs.lane import Outcome, Request
+from routeblock.route_block.runs.lane import Computer, Outcome, Request
 from routeblock.route_block.runs.run import run
 from routeblock.route_block.scorer.audit import STATUS
-from routeblock.route_block.scorer.inputs import read_given
-from routeblock.route_block.scorer.mutations import _seal_anew
-from routeblock.route_block.scorer.score import Score, judge
+from routeblock.route_block.scorer.inputs import read_study
+from routeblock.route_block.scorer.mutations import seal_anew
+from routeblock.route_block.scorer.score import Score, judge, score
 from routeblock.twin.layer import combine, silu_and_mul
 
 CODE = "c" * 64
@@ -123,16 +123,20 @@ class SignatureLane:
     def prepare(self, fixture: LayerFixture) -> None:
         """Nothing to prepare."""
 
+    def computer(self) -> Computer:
+        return Computer("b" * 64, {"numpy": "2"})
+
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         plan = request.plan
         if plan is None:
             plan = fixture.plans[request.history]
             plan = self.native(request, plan) if self.native else plan
-        found = {}
+        found, slices = {}, {}
         for gemm in GEMMS:
             launch = request.launches[gemm]
             partition = cut(fixture.spec, gemm, plan.num_blocks, launch)
             found[gemm] = predict.signatures(plan, partition, launch.thread_k)
+            slices[gemm] = [partition.slices(*divmod(tile, partition.n_tiles)) for tile in range(partition.tiles)]
         w13 = list(enumerate(found["w13"]))
         w2 = [(key, found["w2"][key[0]]) for key in w13]
         return Outcome(
@@ -140,8 +144,10 @@ class SignatureLane:
             plan=plan,
             grids={g: request.launches[g].grid for g in GEMMS},
             prelude=self.status == "observed" and request.history == "H1",
-            binary="b" * 64,
-            environment={"numpy": "2"},
+            computer=self.computer(),
+            consumption=READ_BACK if self.status == "observed" else BY_LOOPS,
+            slices=None if self.status == "observed" else slices,
+            telemetry={"gpu_uuid": "one"},
         )
 
 
@@ -151,7 +157,14 @@ class Study:
     def __init__(self, root: Path, replicates: int) -> None:
         self.fixture, self.runs = root / "fixture", root / "runs"
         self.prediction = self.runs / "prediction.json"
+        self.identity = root / "identity.json"
         self.replicates = replicates
+
+    @property
+    def options(self) -> list[str]:
+        """What `score` and `mutate` have to be given."""
+        given = {"fixture": self.fixture, "prediction": self.prediction, "identity": self.identity, "runs": self.runs}
+        return [part for name, path in given.items() for part in (f"--{name}", str(path))]
 
     def copy(self, root: Path) -> Study:
         """A copy to damage."""
@@ -160,7 +173,19 @@ class Study:
 
     def judge(self) -> Score:
         """The scorer's verdict."""
-        return judge(read_given(self.fixture, self.prediction), self.runs, self.replicates)
+        return judge(read_study(self.fixture, self.prediction, self.identity), self.runs, self.replicates)
+
+    def score(self, out: Path) -> Score:
+        """The sealed verdict in a file."""
+        return score(
+            fixture=self.fixture,
+            prediction=self.prediction,
+            identity=self.identity,
+            runs=self.runs,
+            replicates=self.replicates,
+            out=out,
+            code=CODE,
+        )
 
     def reasons(self) -> list[tuple[str, str]]:
         """(run, reason) of every finding."""
@@ -173,7 +198,7 @@ class Study:
         change(record)
         path.write_bytes(canonical_json(record))
         if seal:
-            _seal_anew(self.runs / run, RECORD_MANIFEST)
+            seal_anew(self.runs / run, RECORD_MANIFEST)
 
     def edit_tensors(self, run: str, change: Callable[[dict[str, NDArray[Any]]], object]) -> None:
         """Change the tensors of a run, and seal it anew."""
@@ -181,20 +206,27 @@ class Study:
         tensors = {name: x.copy() for name, x in load_tensors(path).items()}
         change(tensors)
         save_tensors(path, tensors)
-        _seal_anew(self.runs / run, RECORD_MANIFEST)
+        seal_anew(self.runs / run, RECORD_MANIFEST)
 
     def edit_prediction(self, change: Callable[[dict[str, Any]], object]) -> None:
         """Change the prediction and make every run name the changed one."""
         before = json.loads(self.prediction.read_bytes())
-        old = read_given(self.fixture, self.prediction).prediction_digest
+        old = read_study(self.fixture, self.prediction, self.identity).prediction_digest
         change(before)
         self.prediction.write_bytes(canonical_json(before))
-        new = read_given(self.fixture, self.prediction).prediction_digest
+        new = read_study(self.fixture, self.prediction, self.identity).prediction_digest
         for path in self.runs.rglob(RECORD):
             for name in (RECORD, RECORD_MANIFEST):
                 file = path.with_name(name)
                 file.write_bytes(file.read_bytes().replace(old.encode(), new.encode()))
-            _seal_anew(path.parent, RECORD_MANIFEST)
+            seal_anew(path.parent, RECORD_MANIFEST)
+
+
+def write_identity(path: Path, lane: str) -> None:
+    """What a study of `SignatureLane` is expected to have computed with."""
+    computer = SignatureLane().computer()
+    document = {"format": "routeblock.expected_identity.v1", "lane": lane, "source": CODE, "frozen": "before the runs"}
+    path.write_bytes(canonical_json({**document, "binary": computer.binary, "environment": computer.environment}))
 
 
 def make_study(
@@ -202,7 +234,7 @@ def make_study(
     *,
     lane_name: str = "twin-hopper",
     lane: SignatureLane | None = None,
-    replicates: int = 2,
+    replicates: int = 5,
     pairs: bool = True,
     one_plan: bool = False,
     one_class: bool = False,
@@ -216,6 +248,7 @@ def make_study(
         document = predict.predict(fixture, lane_name, "published", "stored", fixture.plans)
     study.runs.mkdir()
     study.prediction.write_bytes(canonical_json(document))
+    write_identity(study.identity, lane_name)
     arms = {(a["cell"], a["history"]) for a in document["arms"]}
     for cell, history, replicate in schedule(replicates):
         if (cell, history) in arms:
@@ -229,5 +262,6 @@ def make_study(
                 replicate=replicate,
                 out=study.runs / cell / history / f"rep{replicate}",
                 code=CODE,
+                identity_path=study.identity,
             )
     return study

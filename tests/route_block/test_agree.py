@@ -57,7 +57,7 @@ def change_surface(study: Study, surface: str, bits: dict[int, int]) -> None:
 def test_a_sound_study_agrees_in_every_element(study: Study, tmp_path: Path, arithmetic: list[str]) -> None:
     differing, document = compared(study, tmp_path / "agreement.json")
     assert differing == []
-    assert len(document["runs"]) == 28
+    assert len(document["runs"]) == 70
     assert [row["position"] for row in document["runs"]] == sorted(row["position"] for row in document["runs"])
     assert all(s["differing"] == 0 and s["elements"] > 0 for row in document["runs"] for s in row["surfaces"].values())
     # H0's and H1's plans, two exchanges each, the canonical one, and both once more on the single-slice grid.

@@ -27,8 +27,8 @@ from routeblock.evidence.chain import verify
 from routeblock.route_block.facts import injected_plan
 from routeblock.route_block.fixtures.fixture import LAYER, LayerFixture, load_fixture, tensor_name
 from routeblock.route_block.fixtures.from_checkpoint import Request, seal_fixture, write_checkpoint_fixture
-from routeblock.route_block.runs.twin import unpack
 from routeblock.twin.layer import moe_layer
+from routeblock.twin.weights import unpack
 
 PROMPT = "def add(a, b):\n    return a + b\n\nprint(add(1, 2))"
 SPEC = Spec(layers=1, hidden=512, intermediate=256, experts=64, top_k=4, group_size=128)

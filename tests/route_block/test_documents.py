@@ -19,7 +19,7 @@ from routeblock.route_block.fixtures.fixture import INPUTS, SPEC, load_fixture
 from routeblock.route_block.prediction.predict import load_prediction
 from routeblock.route_block.runs.negative_control import control
 from routeblock.route_block.runs.run import run
-from routeblock.route_block.scorer.inputs import read_given
+from routeblock.route_block.scorer.inputs import read_study
 from routeblock.route_block.scorer.score import judge
 
 DEEP = b"[" * 100_000
@@ -94,7 +94,7 @@ def test_inputs_of_another_dtype_or_shape_are_refused(study: Study) -> None:
     refused(lambda: load_fixture(study.fixture), "one row for each of 18 tokens")
     inputs_of(study, hidden=hidden, topk_ids=np.zeros((18, 0), np.int32))
     refused(lambda: load_fixture(study.fixture), "one row for each of 18 tokens")
-    refused(lambda: read_given(study.fixture, study.prediction), r"topk_ids \[18, 2\]")
+    refused(lambda: read_study(study.fixture, study.prediction, study.identity), r"topk_ids \[18, 2\]")
 
 
 LAUNCHES = [({}, "launches"), (1, "launches"), ({"w13": [64, 128, 4]}, "w2"), ({"w2": [64, 128, 4]}, "w13")]
@@ -139,25 +139,29 @@ def start(study: Study, out: Path) -> None:
 @pytest.mark.parametrize(("place", "value", "match"), PREDICTION_EDITS)
 def test_the_scorer_refuses_an_ill_typed_prediction(study: Study, place: str, value: object, match: str) -> None:
     put(study.prediction, place, value)
-    refused(lambda: read_given(study.fixture, study.prediction), match)
+    refused(lambda: read_study(study.fixture, study.prediction, study.identity), match)
 
 
 @pytest.mark.parametrize("field", ["intermediate", "hidden", "block_size"])
 def test_the_scorer_judges_a_fixture_of_absurd_sizes(study: Study, field: str) -> None:
     put(study.fixture / SPEC, field, 1)
     try:
-        assert not judge(read_given(study.fixture, study.prediction), study.runs, study.replicates).document["sound"]
+        assert not judge(
+            read_study(study.fixture, study.prediction, study.identity), study.runs, study.replicates
+        ).document["sound"]
     except InputError as e:
         assert "\n" not in str(e)
     put(study.fixture / SPEC, field, 10**30)
-    refused(lambda: read_given(study.fixture, study.prediction), field)
+    refused(lambda: read_study(study.fixture, study.prediction, study.identity), field)
 
 
 @pytest.mark.parametrize("group_size", [0, 1, 7, -1, 1000])
 def test_the_scorer_judges_another_group_size(study: Study, group_size: int) -> None:
     put(study.fixture / SPEC, "group_size", group_size)
     try:
-        assert not judge(read_given(study.fixture, study.prediction), study.runs, study.replicates).document["sound"]
+        assert not judge(
+            read_study(study.fixture, study.prediction, study.identity), study.runs, study.replicates
+        ).document["sound"]
     except InputError as e:
         assert "\n" not in str(e)
 

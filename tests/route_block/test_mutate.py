@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seven mutations are refused for their declared reasons, the unchanged copy is accepted, originals stay."""
+"""Every mutation is refused for its declared reasons on every backend, the unchanged copy accepted, originals stay."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import json
 from pathlib import Path
 
 import pytest
-from synthetic import Study
+from synthetic import SignatureLane, Study, make_study
 
 from routeblock.cli import main
 from routeblock.evidence.digest import sha256_file
-from routeblock.route_block.scorer import mutations as module
 from routeblock.route_block.scorer.mutations import MUTATE
 
 DECLARED = Path(__file__).resolve().parents[2] / "fixtures" / "mutations.json"
 
 
 def _run(study: Study, out: Path, *more: str) -> int:
-    arguments = ["mutate", "--fixture", study.fixture, "--prediction", study.prediction, "--runs", study.runs]
-    rest = ["--replicates", "2", "--declared", DECLARED, "--out", out, *more]
+    arguments = ["mutate", *study.options]
+    rest = ["--replicates", "5", "--declared", DECLARED, "--out", out, *more]
     return main([str(a) for a in (*arguments, *rest)])
 
 
@@ -27,14 +26,29 @@ def _digests(folder: Path) -> dict[str, str]:
     return {str(p): sha256_file(p) for p in folder.rglob("*") if p.is_file()}
 
 
-def test_every_mutation_is_refused_for_its_declared_reason_and_originals_stay(study: Study) -> None:
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """A study of a GPU's lane."""
+    root = tmp_path_factory.mktemp("observed") / "study"
+    return make_study(root, lane_name="cuda", lane=SignatureLane("observed"))
+
+
+@pytest.mark.parametrize(("backend", "impossible"), [("sound", "order"), ("observed", "slices_consumed")])
+def test_every_mutation_is_refused_for_its_declared_reason_and_originals_stay(
+    request: pytest.FixtureRequest, tmp_path: Path, backend: str, impossible: str
+) -> None:
+    study = request.getfixturevalue(backend).copy(tmp_path / "study")
     before = _digests(study.runs)
     out = study.runs / "mutations.json"
     assert _run(study, out) == 0
     entries = {e["name"]: e for e in json.loads(out.read_bytes())["mutations"]}
     assert list(entries) == list(MUTATE)
-    assert all(e["as_declared"] for e in entries.values())
-    assert [n for n, e in entries.items() if not e["found"]] == ["unchanged"]
+    # An order is claimed on a GPU alone; slices are reported by a twin alone.
+    assert [n for n, e in entries.items() if e["as_declared"] is None] == [impossible]
+    assert [n for n, e in entries.items() if e["as_declared"] is False] == []
+    assert [n for n, e in entries.items() if not e["found"]] == sorted([impossible, "unchanged"])
+    for name in ("source", "source_unsealed", "binary", "binary_unsealed", "binary_of_all"):
+        assert "identity_differs" in entries[name]["found"]
     after = _digests(study.runs)
     new = {str(out), str(out.with_suffix(".manifest.json"))}
     assert {p: d for p, d in after.items() if p not in new} == before
@@ -51,9 +65,9 @@ def test_kept_copies_are_whole_and_a_link_to_nothing(study: Study, tmp_path: Pat
 def test_a_scorer_that_accepts_a_mutation_is_found_out(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("routeblock.route_block.scorer.audit._identities", lambda runs: iter(()))
+    monkeypatch.setattr("routeblock.route_block.scorer.audit._identity", lambda study, record: iter(()))
     assert _run(study, tmp_path / "m.json") == 1
-    expected = "full_k/H1/rep1: mutation identity: nothing found, declared identity_differs\n"
+    expected = "full_k/H1/rep1: mutation source: nothing found, declared identity_differs\n"
     assert capsys.readouterr().out == expected
 
 
@@ -79,4 +93,3 @@ def test_a_missing_run_is_bad_input_and_leaves_nothing(study: Study, tmp_path: P
     out = tmp_path / "results"
     assert _run(study, out / "m.json") == 2
     assert not out.exists()
-    assert module.MOST_REPLICATES == 2

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from routeblock.evidence.digest import sha256_file
+from routeblock.evidence.digest import sha256_file, sha256_json
 from routeblock.evidence.manifest import Manifest
 from routeblock.evidence.packed import Line, read_lines
 from routeblock.evidence.record import RECORD, TELEMETRY, TENSORS, Record
@@ -56,6 +56,22 @@ def test_the_index_and_the_seal_name_every_file(groups: dict[str, list[Line]]) -
     assert sealed.keys() == {"evidence.json", STORE, *(f"{name}.jsonl" for name in groups)}
     assert index["tensors"] == sealed[STORE]
     assert all(facts["sha256"] == sealed[f"{name}.jsonl"] for name, facts in index["groups"].items())
+
+
+def test_the_expected_identity_stands_apart_from_the_runs_and_names_known_binaries(
+    groups: dict[str, list[Line]],
+) -> None:
+    expected = json.loads((EVIDENCE / "identity.json").read_bytes())
+    environment = expected["environment"]
+    version = json.loads((EVIDENCE / "versions/0.24.0.json").read_bytes())
+    assert environment["extension_sha256"] == version["environment"]["extension_sha256"]
+    machines = [facts["machine"] for facts in read_index(EVIDENCE)["groups"].values()]
+    assert {m["probe"]["outputs"][0]["sha256"] for m in machines} == {environment["probe_sha256"]}
+    binaries = {"extension": environment["extension_sha256"], "activation": None, "probe": environment["probe_sha256"]}
+    assert expected["binary"] == sha256_json(binaries)
+    digest = sha256_file(EVIDENCE / "identity.json")
+    assert digest not in (EVIDENCE / "evidence.manifest.json").read_text()
+    assert not [line["folder"] for lines in groups.values() for line in lines if digest in json.dumps(line)]
 
 
 def test_280_processes_each_study_of_one_identity(groups: dict[str, list[Line]]) -> None:

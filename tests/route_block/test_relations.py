@@ -45,7 +45,7 @@ def test_a_native_that_varies_on_a_gpu_is_reported_and_no_error(tmp_path: Path) 
     verdict = _gpu(tmp_path, _unsteady)
     assert verdict.findings == []
     native = next(a for a in verdict.document["arms"] if (a["cell"], a["history"]) == ("native", "H0"))
-    assert not native["reproducible"] and [o["replicates"] for o in native["outcomes"]] == [[1], [2]]
+    assert not native["reproducible"] and [o["replicates"] for o in native["outcomes"]] == [[1, 3, 4, 5], [2]]
     relations = verdict.document["relations"]
     assert {r["reference"] for r in relations} == {"replay"}
     assert _statuses(verdict.document) == {n: "holds" if n != 2 else "not informative" for n in range(1, 8)}

@@ -15,14 +15,17 @@ import pytest
 from synthetic import SignatureLane, Study, following, make_study
 
 from routeblock.cli import main
-from routeblock.evidence.digest import canonical_json, import_closure, sha256_array, sha256_bytes
+from routeblock.errors import InputError
+from routeblock.evidence.digest import PACKAGE_ROOT, canonical_json, import_closure, sha256_array, sha256_bytes
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TENSORS
 from routeblock.evidence.tensors import load_tensors
 from routeblock.route_block.operating_point import LANES
 from routeblock.route_block.scorer.arithmetic import faults_of
 from routeblock.route_block.scorer.audit import STATUS
+from routeblock.route_block.scorer.inputs import read_study
 from routeblock.route_block.scorer.membership import StoredPlan
 from routeblock.route_block.scorer.reasons import Reason
+from routeblock.route_block.scorer.score import judge
 from routeblock.twin.layer import combine, silu_and_mul
 
 RUN = "cross/H0/rep2"
@@ -62,6 +65,13 @@ RECORD_EDITS = [
     (_set("treatment", "consumed", "sorted_token_ids", to=OTHER), Reason.TREATMENT_NOT_CONSUMED),
     (_set("treatment", "consumed", "prelude", to=True), Reason.TREATMENT_NOT_CONSUMED),
     (_set("grid", "w2", "launched", to=8), Reason.GRID_NOT_CONSUMED),
+    (_set("consumption", "source", to="read back from the device"), Reason.TREATMENT_NOT_CONSUMED),
+    (_set("consumption", "sorted_token_ids", to=OTHER), Reason.TREATMENT_NOT_CONSUMED),
+    (_set("consumption", "expert_ids", to=OTHER), Reason.TREATMENT_NOT_CONSUMED),
+    (_set("consumption", "num_tokens_post_padded", to=40), Reason.TREATMENT_NOT_CONSUMED),
+    (_set("consumption", to=None), Reason.TREATMENT_NOT_CONSUMED),
+    (_set("consumption", "slices", "w13", to=OTHER), Reason.GRID_NOT_CONSUMED),
+    (_set("identity", "source", to=OTHER), Reason.IDENTITY_DIFFERS),
     (_set("identity", "binary", to=OTHER), Reason.IDENTITY_DIFFERS),
     (_set("identity", "environment", to={"numpy": "1"}), Reason.IDENTITY_DIFFERS),
     (_set("status", to="modelled"), Reason.WRONG_STATUS),
@@ -119,7 +129,9 @@ def test_a_grid_asked_for_and_launched_that_is_not_the_predicted_one_is_refused(
 
 
 def test_a_source_that_the_seal_contradicts_is_refused(study: Study) -> None:
-    study.edit(RUN, _set("identity", "source", to=OTHER))
+    path = study.runs / RUN / RECORD_MANIFEST
+    manifest = json.loads(path.read_bytes())
+    path.write_bytes(canonical_json({**manifest, "code": OTHER}))
     assert study.reasons() == [(RUN, Reason.BROKEN_SEAL)]
 
 
@@ -165,6 +177,117 @@ def test_a_run_that_does_not_tell_its_process_is_refused(study: Study, data: byt
     assert study.reasons() == [(RUN, Reason.NOT_SEPARATE)]
 
 
+def _times(study: Study, run: str, **times: str) -> None:
+    path = study.runs / run / TELEMETRY
+    path.write_bytes(canonical_json({**json.loads(path.read_bytes()), **times}))
+
+
+def _planned(study: Study) -> list[str]:
+    """Every run, in the planned order of the study."""
+    at = {run: json.loads((study.runs / run / RECORD).read_bytes())["position"] for run in _all_runs(study)}
+    return sorted(at, key=lambda run: at[run])
+
+
+@pytest.fixture(scope="module")
+def sound_gpu(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    root = tmp_path_factory.mktemp("gpu") / "study"
+    return make_study(root, lane_name="cuda", lane=SignatureLane("observed"))
+
+
+def test_on_a_gpu_start_times_in_reverse_order_are_refused(sound_gpu: Study, tmp_path: Path) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    assert study.judge().document["order"] == "by the start and end stamps of each GPU" and not study.reasons()
+    runs = _planned(study)
+    stamps = [json.loads((study.runs / run / TELEMETRY).read_bytes()) for run in runs]
+    for run, other in zip(runs, reversed(stamps), strict=True):
+        _times(study, run, **{name: other[name] for name in ("start", "begin", "end")})
+    assert study.reasons() == [(run, Reason.WRONG_ORDER) for run in runs[1:]]
+
+
+def test_on_a_gpu_a_run_that_began_while_another_had_the_device_is_refused(sound_gpu: Study, tmp_path: Path) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    first, second = _planned(study)[3:5]
+    _times(study, second, begin=json.loads((study.runs / first / TELEMETRY).read_bytes())["begin"])
+    assert study.reasons() == [(second, Reason.WRONG_ORDER)]
+
+
+def test_on_a_gpu_a_run_without_stamps_is_refused(sound_gpu: Study, tmp_path: Path) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    path = study.runs / RUN / TELEMETRY
+    document = json.loads(path.read_bytes())
+    path.write_bytes(canonical_json({k: v for k, v in document.items() if k not in ("begin", "end", "turn")}))
+    assert study.reasons() == [(RUN, Reason.WRONG_ORDER)]
+
+
+def test_on_a_gpu_runs_of_two_devices_need_not_wait_for_each_other(sound_gpu: Study, tmp_path: Path) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    runs = _planned(study)
+    stamps = [json.loads((study.runs / run / TELEMETRY).read_bytes()) for run in runs]
+    for run, other in zip(runs[14:28], stamps[:14], strict=True):
+        _times(study, run, begin=other["begin"], end=other["end"])
+    assert {reason for _, reason in study.reasons()} == {Reason.WRONG_ORDER}
+    for run in runs[14:28]:
+        _times(study, run, lane={"gpu_uuid": "another"})  # type: ignore[arg-type]
+    assert study.reasons() == []
+
+
+def test_on_a_twin_no_order_is_claimed(study: Study) -> None:
+    runs = _planned(study)
+    stamps = [json.loads((study.runs / run / TELEMETRY).read_bytes()) for run in runs]
+    for run, other in zip(runs, reversed(stamps), strict=True):
+        _times(study, run, **{name: other[name] for name in ("start", "begin", "end")})
+    assert study.reasons() == [] and study.judge().document["order"] == "not claimed"
+
+
+def test_another_identity_is_refused_however_many_runs_agree_on_it(study: Study) -> None:
+    runs = _all_runs(study)
+    for run in runs:
+        study.edit(run, lambda r: r["identity"].update(binary=OTHER, environment={"numpy": "1"}))
+    found = study.reasons()
+    assert {reason for _, reason in found} == {Reason.IDENTITY_DIFFERS} and {run for run, _ in found} == set(runs)
+
+
+def test_an_identity_that_the_runs_did_not_have_as_input_is_no_expectation(study: Study) -> None:
+    document = json.loads(study.identity.read_bytes())
+    study.identity.write_bytes(canonical_json({**document, "frozen": "later"}))
+    assert study.reasons() == [(run, Reason.BROKEN_SEAL) for run in _planned(study)]
+
+
+def test_the_identity_of_another_lane_is_bad_input(study: Study) -> None:
+    document = json.loads(study.identity.read_bytes())
+    study.identity.write_bytes(canonical_json({**document, "lane": "twin-ampere"}))
+    with pytest.raises(InputError, match=r"identity of lane twin-ampere.*runs are of lane twin-hopper"):
+        study.judge()
+
+
+def test_recorded_runs_without_a_read_back_are_asked_for_and_not_called_consumed(
+    sound_gpu: Study, tmp_path: Path
+) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    recorded = read_study(study.fixture, study.prediction, study.identity, lane="recorded-gpu")
+    assert judge(recorded, study.runs, 5).document["consumed"] == {"read back from the device": 70}
+    study.edit(RUN, _set("consumption", to=None))
+    assert [(f.run, f.reason) for f in judge(recorded, study.runs, 5).findings] == [
+        (RUN, Reason.TREATMENT_NOT_CONSUMED)
+    ]
+    for run in _all_runs(study):
+        study.edit(run, lambda r: r.pop("consumption"))
+    verdict = judge(recorded, study.runs, 5)
+    assert verdict.findings == [] and verdict.document["consumed"] == {"asked, not read back": 70}
+    assert {reason for _, reason in study.reasons()} == {Reason.TREATMENT_NOT_CONSUMED}
+
+
+@pytest.mark.parametrize("replicates", [1, 4, 6])
+def test_another_number_of_replicates_is_exploratory_and_no_relation_is_said_to_hold(
+    tmp_path: Path, replicates: int
+) -> None:
+    verdict = make_study(tmp_path / "study", replicates=replicates).judge()
+    assert verdict.findings == []
+    said = f"exploratory ({replicates} of 5)"
+    assert verdict.document["evidence"] == said
+    assert {r["status"] for r in verdict.document["relations"]} == {f"{said}: holds"}
+
+
 def test_a_link_to_a_run_is_no_run(study: Study) -> None:
     (study.runs / RUN).rename(study.runs.parent / "elsewhere")
     (study.runs / RUN).symlink_to(study.runs.parent / "elsewhere")
@@ -172,8 +295,8 @@ def test_a_link_to_a_run_is_no_run(study: Study) -> None:
 
 
 def test_one_run_gone_and_one_too_many_are_both_named(study: Study) -> None:
-    (study.runs / RUN).rename(study.runs / "cross/H0/rep3")
-    assert study.reasons() == [(RUN, Reason.MISSING_RUN), ("cross/H0/rep3", Reason.EXTRA_RUN)]
+    (study.runs / RUN).rename(study.runs / "cross/H0/rep6")
+    assert study.reasons() == [(RUN, Reason.MISSING_RUN), ("cross/H0/rep6", Reason.EXTRA_RUN)]
 
 
 def test_a_record_in_a_place_of_no_cell_is_named(study: Study) -> None:
@@ -234,6 +357,8 @@ def _follow(study: Study, run: str) -> None:
     def change(record: dict[str, Any]) -> None:
         record["plan"]["fingerprint"] = plan.fingerprint
         record["plan"]["sorted_token_ids"], record["plan"]["expert_ids"] = plan.digests
+        record["consumption"]["sorted_token_ids"], record["consumption"]["expert_ids"] = plan.digests
+        record["consumption"]["num_tokens_post_padded"] = int(plan.sorted_token_ids.size)
         for marker in record["treatment"].values():
             marker["sorted_token_ids"] = plan.digests[0]
 
@@ -371,9 +496,10 @@ def test_a_full_k_grid_that_splits_tiles_is_refused(study: Study) -> None:
 
     study.edit_prediction(change)
     for history in ("H0", "H1"):
-        for n in (1, 2):
+        for n in range(1, 6):
             grids = {g: {"asked": 4, "launched": 4, "thread_k": 64, "thread_n": 128} for g in ("w13", "w2")}
-            study.edit(f"full_k/{history}/rep{n}", lambda r, grids=grids: r.update(grid=grids))
+            split = json.loads((study.runs / f"replay/{history}/rep{n}" / RECORD).read_bytes())["consumption"]
+            study.edit(f"full_k/{history}/rep{n}", lambda r, g=grids, c=split: r.update(grid=g, consumption=c))
     assert study.reasons() == [("prediction.json", Reason.FULL_K_SPLIT)]
 
 
@@ -400,8 +526,8 @@ def _flip_with_what_follows(tensors: dict[str, Any]) -> None:
 
 
 def test_forged_surfaces_that_belong_together_break_prediction_and_relation(study: Study) -> None:
-    """Both replicates of swap_within/H0 say the same other bits: only what equal arithmetic gives is left to tell."""
-    _forge(study, ["swap_within/H0/rep1", "swap_within/H0/rep2"], _flip_with_what_follows)
+    """All replicates of swap_within/H0 say the same other bits: only what equal arithmetic gives is left to tell."""
+    _forge(study, [f"swap_within/H0/rep{n}" for n in range(1, 6)], _flip_with_what_follows)
     found = study.reasons()
     assert ("native/H0 and swap_within/H0", Reason.PREDICTION_WRONG) in found
     assert found[-1] == ("relation 4", Reason.RELATION_FAILED)
@@ -473,21 +599,27 @@ def test_no_reason_code_is_without_a_test() -> None:
     assert [r for r in Reason if f"Reason.{r.name}" not in text] == []
 
 
-def test_the_scorer_shares_no_plan_or_prediction_code_with_the_runs() -> None:
-    closure = import_closure(["routeblock.route_block.scorer.score", "routeblock.route_block.scorer.mutations"])
-    others = [m for m in closure if m.startswith(("routeblock.moe.", "routeblock.twin.", "routeblock.cuda."))]
-    assert others == []
-    assert not {f"routeblock.route_block.{m}" for m in ("run", "predict", "cells", "fixture", "operating_point")} & set(
-        closure
-    )
+def test_the_scorer_imports_evidence_and_errors_and_nothing_else_of_the_package() -> None:
+    """Neither directly nor by way of another module: what made the runs cannot vouch for them."""
+    folder = PACKAGE_ROOT / "route_block" / "scorer"
+    rooms = [f"routeblock.route_block.scorer.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"]
+    allowed = ("routeblock.errors", "routeblock.evidence.", "routeblock.route_block.scorer.")
+    # Importing a module of a package runs the package's __init__, which holds nothing but a docstring.
+    packages = {"routeblock", "routeblock.evidence", "routeblock.route_block", "routeblock.route_block.scorer"}
+    closure = import_closure(rooms)
+    assert "routeblock.evidence.record" in closure and len(rooms) > 5
+    assert [m for m in closure if not m.startswith(allowed) and m not in packages] == []
+    for package in packages - {"routeblock"}:
+        text = (PACKAGE_ROOT.parent / package.replace(".", "/") / "__init__.py").read_text()
+        assert "import" not in text.split('"""')[2], package
 
 
 def test_score_writes_a_sealed_verdict_and_exits_1_with_one_line(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def score(out: str) -> int:
-        arguments = ["score", "--fixture", study.fixture, "--prediction", study.prediction, "--runs", study.runs]
-        return main([*map(str, arguments), "--replicates", "2", "--out", str(tmp_path / out)])
+        arguments = ["score", *study.options]
+        return main([*map(str, arguments), "--replicates", "5", "--out", str(tmp_path / out)])
 
     assert score("first.json") == 0
     assert score("again.json") == 0
@@ -507,8 +639,8 @@ def test_the_twins_proof_is_sealed_as_an_input_and_has_to_be_there(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     golden, out = tmp_path / "golden.json", tmp_path / "score.json"
-    arguments = ["score", "--fixture", study.fixture, "--prediction", study.prediction, "--runs", study.runs]
-    call = [*map(str, arguments), "--replicates", "2", "--golden", str(golden), "--out", str(out)]
+    arguments = ["score", *study.options]
+    call = [*map(str, arguments), "--replicates", "5", "--golden", str(golden), "--out", str(out)]
     assert main(call) == 2
     assert "golden.json: no such file" in capsys.readouterr().err and not out.exists()
     golden.write_bytes(b"{}")
@@ -520,7 +652,7 @@ def test_the_twins_proof_is_sealed_as_an_input_and_has_to_be_there(
 def test_a_fixture_whose_files_changed_is_bad_input(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     path = study.fixture / "inputs.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    arguments = ["score", "--fixture", study.fixture, "--prediction", study.prediction, "--runs", study.runs]
+    arguments = ["score", *study.options]
     assert main([*map(str, arguments), "--out", str(study.runs / "score.json")]) == 2
     assert "inputs.safetensors: its SHA-256 is" in capsys.readouterr().err
     assert not (study.runs / "score.json").exists()

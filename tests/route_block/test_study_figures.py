@@ -27,7 +27,6 @@ from routeblock.route_block.figures import trajectories as figure_trajectories
 from routeblock.route_block.figures.draw import FIGURES, Given, differences, partition, write
 from routeblock.route_block.fixtures.fixture import load_fixture
 from routeblock.route_block.operating_point import cut
-from routeblock.route_block.scorer.score import score
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "fixtures" / "published" / "route_block.json"
 PLACE = ("twin-hopper", "published", "stored")
@@ -37,7 +36,7 @@ POINT = ("small", "published")
 def _scored(study: Study) -> Given:
     """The study's score beside its runs, and the table of its differences."""
     out = study.runs / "score.json"
-    score(fixture=study.fixture, prediction=study.prediction, runs=study.runs, replicates=2, out=out, code=CODE)
+    study.score(out)
     tables.write("differences", [out], PUBLISHED, study.runs / "tables", code=CODE)
     tables.write("trajectories", [out], PUBLISHED, study.runs / "tables", code=CODE)
     return Given([out], table=study.runs / "tables/differences.parquet")

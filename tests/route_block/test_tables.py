@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from synthetic import CODE, Study
+from synthetic import CODE, Study, make_study
 
 from routeblock import rule_code as workflow
 from routeblock.cli import main
@@ -17,8 +17,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
 from routeblock.route_block.fixtures import published_geometry
 from routeblock.route_block.scorer.audit import STATUS
-from routeblock.route_block.scorer.score import score
-from routeblock.route_block.tables import TABLES, write
+from routeblock.route_block.tables import TABLES, differences, write
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "fixtures" / "published" / "route_block.json"
 
@@ -26,7 +25,7 @@ PUBLISHED = Path(__file__).resolve().parents[2] / "fixtures" / "published" / "ro
 @pytest.fixture(scope="module")
 def scored(sound: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("scored") / "score.json"
-    score(fixture=sound.fixture, prediction=sound.prediction, runs=sound.runs, replicates=2, out=out, code=CODE)
+    sound.score(out)
     return out
 
 
@@ -62,12 +61,54 @@ def test_relations_say_on_what_they_rest(scored: Path, tmp_path: Path) -> None:
 
 def test_what_depends_on_the_checkpoint_is_not_called_reproduced(scored: Path, tmp_path: Path) -> None:
     rows = _rows("differences", tmp_path, scored)
-    assert {r["comparison"] for r in rows if r["quantity"].startswith("relation")} == {"holds on another fixture"}
+    relations = {r["quantity"]: r["comparison"] for r in rows if r["quantity"].startswith("relation")}
+    assert set(relations.values()) == {"holds on another fixture", "by construction"}
+    assert [name for name, said in relations.items() if said == "by construction"] == ["relation 2", "relation 3"]
     assert {r["comparison"] for r in rows if "SHA-256" in r["quantity"]} == {"not comparable", "form not published"}
     assert [r["surface"] for r in rows if r["comparison"] == "inconsistent in source"] == ["activation"]
     assert "reproduced" not in {r["comparison"] for r in rows}
     elements = next(r for r in rows if r["quantity"] == "elements that differ" and r["surface"] == "w13")
     assert elements["published_number"] == 7.0 and elements["measured_number"] > 0
+
+
+def test_rows_that_the_fixtures_author_placed_are_its_design_and_no_finding(scored: Path, tmp_path: Path) -> None:
+    score = json.loads(scored.read_bytes())
+    published = json.loads(PUBLISHED.read_bytes())
+    rows_of_w13 = next(d["rows"] for d in published["native_difference"] if d["surface"] == "w13")
+    natives = next(p for p in score["pairs"] if [p["first"], p["second"]] == [["native", "H0"], ["native", "H1"]])
+    natives["found"]["w13"]["rows"] = rows_of_w13
+
+    def comparison(chosen: str) -> str:
+        score["exchange"]["chosen"] = chosen
+        rows = differences([score], published)
+        return next(str(r["comparison"]) for r in rows if (r["quantity"], r["surface"]) == ("rows that differ", "w13"))
+
+    assert comparison("by construction") == "by the fixture's design"
+    assert comparison("by search") == "holds on another fixture"
+
+
+def test_studies_count_relations_by_basis_and_say_what_was_verified(scored: Path, tmp_path: Path) -> None:
+    (row,) = _rows("studies", tmp_path, scored)
+    counts = [row[f"{basis}_hold"] for basis in ("computed", "observed", "by_construction")]
+    assert counts == [5, 0, 2] and (row["evidence"], row["exploratory"]) == ("protocol", 0)
+    assert (row["order"], row["identity"]) == ("not claimed", "before the runs")
+    assert (row["plan"], row["plans_read_back"], row["runs"]) == ("returned by the twin's loops", 70, 70)
+
+
+def test_exploratory_relations_hold_in_no_table(tmp_path: Path) -> None:
+    study = make_study(tmp_path / "study", replicates=2)
+    study.score(tmp_path / "score.json")
+    (row,) = _rows("studies", tmp_path / "t", tmp_path / "score.json")
+    assert row["exploratory"] == 7 and row["evidence"] == "exploratory (2 of 5)"
+    assert not any(row[f"{basis}_hold"] for basis in ("computed", "observed", "by_construction"))
+    rows = _rows("relations", tmp_path / "t", tmp_path / "score.json")
+    assert {r["status"] for r in rows} == {"exploratory (2 of 5): holds"}
+    said = {
+        r["comparison"]
+        for r in _rows("differences", tmp_path / "t", tmp_path / "score.json")
+        if "relation" in r["quantity"]
+    }
+    assert said == {"exploratory"}
 
 
 def test_geometry_is_reproduced_only_where_it_is_published(sound: Study, tmp_path: Path) -> None:
@@ -92,7 +133,7 @@ def test_the_same_documents_give_the_same_bytes(scored: Path, tmp_path: Path) ->
 def test_runs_that_are_not_sound_make_no_table(study: Study, tmp_path: Path) -> None:
     study.edit("cross/H0/rep1", lambda r: r.update(position=0))
     out = tmp_path / "score.json"
-    score(fixture=study.fixture, prediction=study.prediction, runs=study.runs, replicates=2, out=out, code=CODE)
+    study.score(out)
     with pytest.raises(InputError, match="not sound"):
         write("relations", [out], PUBLISHED, tmp_path, code=CODE)
 

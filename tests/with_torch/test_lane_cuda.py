@@ -18,6 +18,7 @@ from routeblock.cuda import operators as vllm_ops
 from routeblock.cuda.device import Device
 from routeblock.cuda.grid_probe import KernelLaunch
 from routeblock.errors import InputError
+from routeblock.evidence.record import READ_BACK
 from routeblock.moe.awq import pack_awq
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align
@@ -103,6 +104,13 @@ def run(
     return lane.run(layer, Request(plan, {"w13": launch, "w2": launch}, history, 1))  # type: ignore[arg-type]
 
 
+def same_plan(a: AlignedPlan, b: AlignedPlan) -> bool:
+    return all(
+        np.array_equal(getattr(a, part), getattr(b, part))
+        for part in ("sorted_token_ids", "expert_ids", "num_tokens_post_padded", "block_size", "num_routes")
+    )
+
+
 def bits(x: Any) -> Any:
     return np.ascontiguousarray(x).view(np.uint16)
 
@@ -127,8 +135,9 @@ def test_the_lane_hands_the_operators_what_the_twin_computes_from(
     assert (bits(got["w2"]) == bits(w2)).all()
     assert (bits(got["final"]) == bits(combine(w2.reshape(TOKENS, TOP_K, -1)))).all()
     assert [x.dtype for x in got.values()] == [np.dtype(dtype)] * 4
-    assert outcome.plan is plan
-    assert outcome.environment["form_activation"].startswith("_C::silu_and_mul" if fused else "torch")
+    assert same_plan(outcome.plan, plan) and outcome.plan is not plan
+    assert outcome.consumption == READ_BACK and outcome.slices is None
+    assert outcome.computer.environment["form_activation"].startswith("_C::silu_and_mul" if fused else "torch")
 
 
 def test_native_records_what_the_alignment_did(extension: Path) -> None:
@@ -178,7 +187,7 @@ def test_without_the_probe_only_multiples_of_the_sm_count_run(extension: Path) -
     lane = CudaLane(extension, probed=False)
     outcome = run(lane, layer, plan, launch=Launch(64, 128, 2 * SMS))
     assert outcome.grids == {"w13": 2 * SMS, "w2": 2 * SMS}
-    assert "not recorded" in outcome.environment["grid_marker"]
+    assert "not recorded" in outcome.computer.environment["grid_marker"]
     with pytest.raises(InputError, match=r"only multiples of 82 SMs.*build-probe"):
         run(lane, layer, plan, launch=Launch(64, 128, 80))
 
@@ -208,7 +217,7 @@ def test_the_grid_marker_is_the_recorded_grid(extension: Path, monkeypatch: pyte
     monkeypatch.setattr(lane_cuda, "GridProbe", lambda path: probe)
     outcome = run(CudaLane(extension), layer, plan)
     assert outcome.grids == {"w13": 246, "w2": 246}
-    assert outcome.environment["grid_marker"] == "recorded by the probe"
+    assert outcome.computer.environment["grid_marker"] == "recorded by the probe"
     assert probe.answered == [None] * 4  # 246 is 3 x 82: the truth is answered
 
 
@@ -263,3 +272,69 @@ def test_a_probe_that_is_named_and_missing_is_refused(extension: Path, monkeypat
     monkeypatch.setenv(lane_cuda.PROBE, str(extension.with_name("no_probe.so")))
     with pytest.raises(InputError, match=r"no such file.*build-probe"):
         lane_cuda.open_cuda_lane()
+
+
+def test_the_plan_of_a_run_is_what_lies_in_the_devices_buffers_after_it(
+    extension: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lane that puts another plan on the device than it was asked to reports the other one."""
+    layer = small_layer(np.float16, True)
+    asked = align(layer.topk_ids, EXPERTS, BLOCK)
+    other = align(layer.topk_ids, EXPERTS, BLOCK, np.arange(TOKENS * TOP_K)[::-1])
+    real = vllm_ops.VllmOperators.device_plan
+    monkeypatch.setattr(vllm_ops.VllmOperators, "device_plan", lambda self, plan, rows: real(self, other, rows))
+    outcome = run(CudaLane(extension, probed=False), layer, asked)
+    assert same_plan(outcome.plan, other) and not same_plan(outcome.plan, asked)
+
+
+def test_buffers_that_a_kernel_wrote_into_are_reported_as_they_are(
+    extension: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = small_layer(np.float16, True)
+    plan = align(layer.topk_ids, EXPERTS, BLOCK)
+    real = vllm_ops.VllmOperators.combine
+
+    def write(self: Any, routed: Any, tokens: int) -> Any:
+        session_plan[0].sorted_token_ids[0] += 1
+        return real(self, routed, tokens)
+
+    session_plan: list[vllm_ops.DevicePlan] = []
+    placing = vllm_ops.VllmOperators.device_plan
+
+    def place(self: Any, *arguments: Any) -> vllm_ops.DevicePlan:
+        session_plan.append(placing(self, *arguments))
+        return session_plan[-1]
+
+    monkeypatch.setattr(vllm_ops.VllmOperators, "device_plan", place)
+    monkeypatch.setattr(vllm_ops.VllmOperators, "combine", write)
+    outcome = run(CudaLane(extension, probed=False), layer, plan)
+    assert outcome.plan.sorted_token_ids[0] == plan.sorted_token_ids[0] + 1
+    monkeypatch.setattr(
+        vllm_ops.VllmOperators,
+        "combine",
+        lambda self, routed, tokens: session_plan[-1].num_tokens_post_padded.fill_(3) and real(self, routed, tokens),
+    )
+    with pytest.raises(InputError, match=r"the plan's buffers hold 3 rows.*whole blocks of 8"):
+        run(CudaLane(extension, probed=False), layer, plan)
+
+
+def test_a_prelude_whose_bytes_are_not_the_fixtures_is_not_reported(
+    extension: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = small_layer(np.float16, True)
+    real = lane_cuda._prelude
+
+    def spoiled(fixture: Any) -> list[Any]:
+        kept = real(fixture)
+        kept[0][0, 0] += 1
+        return kept
+
+    monkeypatch.setattr(lane_cuda, "_prelude", spoiled)
+    assert not run(CudaLane(extension, probed=False), layer, None, "H1").prelude
+
+
+def test_what_is_going_to_compute_is_known_before_a_run_and_is_what_the_run_reports(extension: Path) -> None:
+    lane = CudaLane(extension, probed=False)
+    expected = lane.computer()
+    layer = small_layer(np.float16, True)
+    assert run(lane, layer, align(layer.topk_ids, EXPERTS, BLOCK)).computer == expected

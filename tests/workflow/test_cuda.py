@@ -58,7 +58,12 @@ def freeze(checkout: Checkout, **exchange: list[int] | None) -> None:
     study = [f"capture/{h}/{n}" for h in ("H0", "H1") for n in ("plans.safetensors", "capture.json")]
     study += ["plans.safetensors", "plans.json", "plans.manifest.json", "prediction.manifest.json", "prediction.json"]
     names = [f"{fixture}/{n}" for n in ("fixture.json", "layer.safetensors", "inputs.safetensors", "plans.safetensors")]
-    names += ["results/probe/grid_probe.so", "results/twin/golden.json", *(f"{STUDY}/{name}" for name in study)]
+    names += [
+        "results/probe/grid_probe.so",
+        "results/identity/cuda/identity.json",
+        "results/twin/golden.json",
+        *(f"{STUDY}/{name}" for name in study),
+    ]
     for name in names:
         path = checkout.root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -78,6 +78,9 @@ Sources = Annotated[
     typer.Option("--source", help="A file or folder of given inputs; default: those of the checkout."),
 ]
 FrozenPrediction = Annotated[Path, typer.Option(help="The frozen prediction of the runs.")]
+ExpectedIdentity = Annotated[
+    Path, typer.Option(help="What was expected to compute: identity.json of the lane, or the one beside evidence.")
+]
 RunsFolder = Annotated[Path, typer.Option(help="Folder of the runs, {cell}/{history}/rep{n} below it.")]
 Replicates = Annotated[int, typer.Option(help="Replicates of each cell and history.", min=1)]
 CapturedPlans = Annotated[Path | None, typer.Option(help="Captured plans of H0 and H1; default: the fixture's.")]
@@ -141,6 +144,27 @@ def predict(
 
 
 @app.command()
+def freeze_identity(
+    lane: LaneName,
+    out: Annotated[Path, typer.Option(help="File to write, identity.json; its manifest goes beside it.")],
+    gpu: Gpu = 0,
+    limit: Limit = 600,
+) -> None:
+    """Write down what is going to compute the runs of a lane (source, binary, environment), before the first one."""
+    from routeblock.cuda.gpu_lock import Turn
+    from routeblock.route_block.operating_point import CUDA
+    from routeblock.route_block.runs.identity import freeze
+    from routeblock.route_block.runs.lanes import open_lane
+    from routeblock.rule_code import code
+
+    opened = open_lane(lane)
+    if lane == CUDA:
+        Turn(gpu, None, limit).take()
+    rules = ("run_cuda", "identity_cuda") if lane == CUDA else ("run", "identity")
+    freeze(lane, opened, code(rules[0]), out, code=code(rules[1]))
+
+
+@app.command()
 def run(
     fixture: FixtureFolder,
     prediction: Annotated[Path, typer.Option(help="The frozen prediction of this lane and point.")],
@@ -149,6 +173,9 @@ def run(
     history: Annotated[str, typer.Option(help="H0 or H1.")],
     out: Annotated[Path, typer.Option(help="Folder to write: record.json, tensors.safetensors, telemetry.json.")],
     replicate: Annotated[int, typer.Option(help="Number of the replicate, from 1.")] = 1,
+    identity: Annotated[
+        Path | None, typer.Option(help="The expected identity (freeze-identity), which the scorer asks for.")
+    ] = None,
     plans: CapturedPlans = None,
     gpu: Gpu = 0,
     after: After = None,
@@ -175,6 +202,7 @@ def run(
         rule=rule,
         plans_path=plans,
         turn=Turn(gpu, after, limit) if lane == CUDA else None,
+        identity_path=identity,
     )
 
 
@@ -384,6 +412,7 @@ def build_probe(out: Annotated[Path, typer.Argument(help="File to write; its man
 def mutate(
     fixture: FixtureFolder,
     prediction: FrozenPrediction,
+    identity: ExpectedIdentity,
     runs: RunsFolder,
     out: Annotated[Path, typer.Option(help="File to write, mutations.json; its manifest goes beside it.")],
     replicates: Replicates = 5,
@@ -392,13 +421,14 @@ def mutate(
     lane: FiledLane = None,
     keep: Annotated[Path | None, typer.Option(help="New folder to keep the copies in.")] = None,
 ) -> None:
-    """Change copies of sound runs, one each, and see the scorer refuse them for the declared reasons; else exit 1."""
+    """Change copies of sound runs and see the scorer refuse each for its declared reasons; else exit 1."""
     from routeblock.route_block.scorer.mutations import mutate as try_mutations
     from routeblock.rule_code import code
 
     results = try_mutations(
         fixture=fixture,
         prediction=prediction,
+        identity=identity,
         runs=runs,
         replicates=replicates,
         declared=declared,
@@ -410,8 +440,9 @@ def mutate(
     )
     for entry in results:
         if entry["as_declared"] is False:
-            found = ", ".join(entry["found"]) or "nothing"
-            print(f"{entry['run']}: mutation {entry['name']}: {found} found, declared {entry['declared'] or 'nothing'}")
+            found, declared_reasons = (", ".join(entry[name]) or "nothing" for name in ("found", "declared"))
+            where = entry["runs"] if isinstance(entry["runs"], str) else ", ".join(entry["runs"])
+            print(f"{where}: mutation {entry['name']}: {found} found, declared {declared_reasons}")
             raise typer.Exit(1)
 
 
@@ -419,6 +450,7 @@ def mutate(
 def score(
     fixture: FixtureFolder,
     prediction: FrozenPrediction,
+    identity: ExpectedIdentity,
     runs: RunsFolder,
     out: Annotated[Path, typer.Option(help="File to write, score.json; its manifest goes beside it.")],
     replicates: Replicates = 5,
@@ -434,6 +466,7 @@ def score(
     findings = judge(
         fixture=fixture,
         prediction=prediction,
+        identity=identity,
         runs=runs,
         replicates=replicates,
         out=out,
@@ -477,7 +510,7 @@ def random_plans(
 @app.command()
 def table(
     name: Annotated[
-        str, typer.Argument(help="geometry, trajectories, relations, differences, mutations or prediction.")
+        str, typer.Argument(help="geometry, studies, trajectories, relations, differences, mutations or prediction.")
     ],
     source: Annotated[list[Path], typer.Option("--from", help="fixture.json, score.json or mutations.json; repeat.")],
     out: Annotated[Path, typer.Option(help="Folder for the table as .parquet, .csv and .md, and its manifest.")],

@@ -153,6 +153,18 @@ def recorded(
     report(wrong, "every batch, fixture and output is as it should be")
 
 
+def recorded_documents(
+    out: Out,
+    source: Annotated[Path, typer.Option(help="A committed record.")],
+    contents: Annotated[Path, typer.Option(help="The contents.json of the archive that it came in.")],
+) -> None:
+    """Copy a record's build and sanitizer documents once they are those of the recording machine; else exit 1."""
+    from routeblock.grouped_schedule import documents
+    from routeblock.rule_code import code
+
+    report(documents.write(out, source, contents, code=code("recorded_documents")), "every document is the listed one")
+
+
 def grouped_bundle(
     out: Out,
     source: Annotated[list[Path], typer.Option(help="A file or folder to pack; repeat it.")],
@@ -271,6 +283,7 @@ COMMANDS = (
     record_grouped_counters,
     window,
     recorded,
+    recorded_documents,
     statistics,
     validate_timings,
     mutate_timings,

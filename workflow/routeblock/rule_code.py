@@ -37,7 +37,7 @@ class Code:
     files: tuple[str, ...] = ()
 
 
-TABLES = ("geometry", "trajectories", "relations", "differences", "mutations", "prediction")
+TABLES = ("geometry", "studies", "trajectories", "relations", "differences", "mutations", "prediction")
 GPU_TABLES = ("agreement", "census", "probe_control", "versions", "history", "repetition", "operator")
 _PROBE = ("cuda/grid_probe.c",)
 FIGURES = ("partition", "differences", "trajectories")
@@ -58,6 +58,19 @@ RULES: dict[str, Code] = {
     "run": Code(("routeblock.route_block.runs.run", "routeblock.route_block.runs.twin")),
     "run_cuda": Code(
         ("routeblock.route_block.runs.run", "routeblock.route_block.runs.cuda", "routeblock.cuda.gpu_lock"), _PROBE
+    ),
+    # With the code of the runs, whose digest they write down.
+    "identity": Code(
+        ("routeblock.route_block.runs.identity", "routeblock.route_block.runs.run", "routeblock.route_block.runs.twin")
+    ),
+    "identity_cuda": Code(
+        (
+            "routeblock.route_block.runs.identity",
+            "routeblock.route_block.runs.run",
+            "routeblock.route_block.runs.cuda",
+            "routeblock.cuda.gpu_lock",
+        ),
+        _PROBE,
     ),
     "capture": Code(("routeblock.route_block.gpu.captures", "routeblock.cuda.gpu_lock"), _PROBE),
     "captured_plans": Code(("routeblock.route_block.gpu.captures",)),
@@ -82,6 +95,7 @@ RULES: dict[str, Code] = {
     "confirmation": Code(("routeblock.grouped_schedule.lanes",)),
     "beyond": Code(("routeblock.grouped_schedule.lanes",)),
     "recorded": Code(("routeblock.grouped_schedule.verification",)),
+    "recorded_documents": Code(("routeblock.grouped_schedule.documents",)),
     "record_grouped_counters": Code(("routeblock.grouped_schedule.counters",), _KERNEL_FILES),
     "window": Code(("routeblock.cuda.window",)),
     "bundle": Code(("routeblock.grouped_schedule.bundle",)),

@@ -21,6 +21,7 @@ LANE_LOG = "results/logs/route_block/{fixture}/{lane}"
 STUDY = "results/route_block/{fixture}/{lane}/{point}/{plan_source}"
 STUDY_LOG = "results/logs/route_block/{fixture}/{lane}/{point}/{plan_source}"
 RUN = f"{STUDY}/{{cell}}/{{history}}/rep{{n}}"
+IDENTITY = "results/identity/{lane}/identity.json"
 
 # How a lane's commands are started: on the lane cuda by an interpreter with torch, from this checkout's package.
 CUDA_PYTHON = CONFIG.cuda.python
@@ -44,6 +45,11 @@ def interpreter(wildcards):
 def captured_plans(wildcards):
     """The file of captured plans, where a study uses them."""
     return f"{STUDY}/plans.safetensors".format(**wildcards) if wildcards.plan_source == "captured" else []
+
+
+def expected_identity(wildcards):
+    """What was expected to compute: frozen before the first run here; beside recorded evidence, committed apart from it."""
+    return f"{EVIDENCE[wildcards.lane]}/identity.json" if wildcards.lane in EVIDENCE else IDENTITY.format(**wildcards)
 
 
 def plans_option(wildcards, input):

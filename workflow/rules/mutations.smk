@@ -1,4 +1,4 @@
-# Seven changed copies of sound runs, each refused by the scorer for its declared reason, and one unchanged, accepted.
+# Changed copies of all runs of a study, each refused by the scorer for its declared reasons, and one unchanged, accepted.
 
 
 rule mutations:
@@ -6,6 +6,7 @@ rule mutations:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
+        identity=expected_identity,
         plans=captured_plans,
         runs=all_runs,
         declared="fixtures/mutations.json",
@@ -19,6 +20,6 @@ rule mutations:
         replicates=replicates,
         code=code("mutations"),
     shell:
-        "routeblock mutate --fixture $(dirname {input.spec}) --prediction {input.prediction} {params.plans}"
+        "routeblock mutate --fixture $(dirname {input.spec}) --prediction {input.prediction} --identity {input.identity} {params.plans}"
         " --runs $(dirname {output.mutations}) --lane {wildcards.lane} --replicates {params.replicates} --declared {input.declared}"
         " --out {output.mutations} > {log} 2>&1"

@@ -18,11 +18,49 @@ rule golden:
         "routeblock check-twin --golden {input.golden} --out {output.check} 2> {log}"
 
 
+# What is going to compute, written down and sealed before the first run, which has it as an input: the scorer asks no
+# majority of runs who they were.
+rule identity:
+    output:
+        identity=IDENTITY,
+        manifest=IDENTITY.replace(".json", SUFFIX),
+    log:
+        "results/logs/identity/{lane}.log",
+    wildcard_constraints:
+        lane="twin-[a-z]+",
+    params:
+        code=code("identity"),
+    shell:
+        "routeblock freeze-identity --lane {wildcards.lane} --out {output.identity} 2> {log}"
+
+
+rule identity_cuda:
+    input:
+        probe="results/probe/grid_probe.so",
+        interpreter=interpreter,
+    output:
+        identity=IDENTITY,
+        manifest=IDENTITY.replace(".json", SUFFIX),
+    log:
+        "results/logs/identity/{lane}.log",
+    wildcard_constraints:
+        lane="cuda",
+    resources:
+        gpu=1,
+        gpu_queue=1,
+    params:
+        routeblock=routeblock,
+        code=code("identity_cuda"),
+    shell:
+        "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} freeze-identity --lane {wildcards.lane} --out {output.identity} 2> {log}"
+
+
 rule run:
     input:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
+        identity=IDENTITY,
     output:
         record=f"{RUN}/{RECORD}",
         tensors=f"{RUN}/{TENSORS}",
@@ -37,7 +75,7 @@ rule run:
     params:
         code=code("run"),
     shell:
-        "routeblock run --fixture $(dirname {input.spec}) --prediction {input.prediction} --lane {wildcards.lane}"
+        "routeblock run --fixture $(dirname {input.spec}) --prediction {input.prediction} --identity {input.identity} --lane {wildcards.lane}"
         " --cell {wildcards.cell} --history {wildcards.history} --replicate {wildcards.n} --out $(dirname {output.record}) 2> {log}"
 
 
@@ -46,6 +84,7 @@ rule run_cuda:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
+        identity=IDENTITY,
         plans=captured_plans,
         probe="results/probe/grid_probe.so",
         interpreter=interpreter,
@@ -72,6 +111,6 @@ rule run_cuda:
         code=code("run_cuda"),
     shell:
         "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} run --fixture $(dirname {input.spec})"
-        " --prediction {input.prediction} {params.plans} --lane {wildcards.lane} --cell {wildcards.cell}"
+        " --prediction {input.prediction} --identity {input.identity} {params.plans} --lane {wildcards.lane} --cell {wildcards.cell}"
         " --history {wildcards.history} --replicate {wildcards.n} --gpu {params.gpu} {params.after}"
         " --limit {resources.wait_s} --out $(dirname {output.record}) 2> {log}"

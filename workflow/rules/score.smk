@@ -7,6 +7,7 @@ rule score:
         spec=FIXTURE_SPEC,
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
+        identity=expected_identity,
         plans=captured_plans,
         runs=all_runs,
         golden="results/twin/golden.json",
@@ -20,6 +21,6 @@ rule score:
         replicates=replicates,
         code=code("score"),
     shell:
-        "routeblock score --fixture $(dirname {input.spec}) --prediction {input.prediction} {params.plans}"
+        "routeblock score --fixture $(dirname {input.spec}) --prediction {input.prediction} --identity {input.identity} {params.plans}"
         " --runs $(dirname {output.score}) --lane {wildcards.lane} --replicates {params.replicates}"
         " --golden {input.golden} --out {output.score} > {log} 2>&1"

@@ -104,3 +104,26 @@ rule recorded:
     shell:
         "routeblock recorded --source {params.source} --contents {input.contents} --protocol {input.protocol}"
         " --threads {threads} --out {params.out} 2> {log}"
+
+
+# What was built and what the sanitizer found stand in documents that nothing here can make again: no table before they are
+# held against the recording machine's list. Where no record is committed there is nothing to check.
+if grouped.recorded_documents():
+
+    rule recorded_documents:
+        input:
+            contents=f"{grouped.RECORDED}/contents.json",
+            documents=grouped.recorded_documents(),
+        output:
+            documents=[
+                f"{grouped.DOCUMENTS}/{path.relative_to(grouped.RECORDED)}" for path in grouped.recorded_documents()
+            ],
+            manifest=f"{grouped.DOCUMENTS}/documents.manifest.json",
+        log:
+            "results/logs/grouped_schedule/recorded-h200/documents.log",
+        params:
+            code=code("recorded_documents"),
+            source=subpath(input.contents, parent=True),
+            out=subpath(output.manifest, parent=True),
+        shell:
+            "routeblock recorded-documents --source {params.source} --contents {input.contents} --out {params.out} 2> {log}"

@@ -5,6 +5,7 @@ TABLE_SOURCES = {
     "geometry": each(FIXTURE_SPEC),
     "trajectories": SCORES,
     "relations": SCORES,
+    "studies": SCORES,
     "differences": SCORES,
     "mutations": each(f"{STUDY}/mutations.json"),
     "prediction": RANDOM_PLANS,

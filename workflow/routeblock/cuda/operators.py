@@ -303,6 +303,24 @@ class VllmOperators:
             to_device(ids, self.device), to_device(rows, self.device), to_device(total, self.device), plan.block_size
         )
 
+    def host_plan(self, placed: DevicePlan, expert_rows: NDArray[np.int32], num_routes: int) -> AlignedPlan:
+        """The plan that lies in the buffers now, with global expert ids. Raises InputError if they hold no plan."""
+        ids, rows = to_host(placed.sorted_token_ids), to_host(placed.expert_rows)
+        used = int(to_host(placed.num_tokens_post_padded)[0])
+        experts = np.full(int(expert_rows.max(initial=-1)) + 1, -1, np.int32)
+        in_use = np.flatnonzero(expert_rows >= 0)
+        experts[expert_rows[in_use]] = in_use
+        held = rows[: max(used, 0) // placed.block_size]
+        if not 0 <= used <= ids.size or used % placed.block_size or (held >= experts.size).any() or (held < -1).any():
+            raise InputError(
+                f"the plan's buffers hold {used} rows, experts in rows {held.min(initial=0)} to {held.max(initial=0)}",
+                where="device",
+                limit=f"whole blocks of {placed.block_size} up to {ids.size} rows; weights have {experts.size} rows",
+                way_out="report this version of the extension: it wrote into its inputs",
+            )
+        expert_ids = np.where(held < 0, -1, experts[held]).astype(np.int32)
+        return AlignedPlan(ids[:used], expert_ids, used, placed.block_size, num_routes)
+
     def native_align(self, topk_ids: Any, num_experts: int, block_size: int, expert_map: Any = None) -> AlignedPlan:
         """The plan that vLLM's own alignment makes.
 

@@ -81,6 +81,22 @@ class Identity(_Model):
     environment: dict[str, str]
 
 
+# Where the plan of a record comes from. Records made before there was a `consumption` hold what was asked for.
+READ_BACK, BY_LOOPS = "read back from the device", "returned by the twin's loops"
+
+
+class Consumption(_Model):
+    """What the kernels used, reported by them and not by who started them."""
+
+    source: str
+    sorted_token_ids: Sha256
+    expert_ids: Sha256
+    num_tokens_post_padded: int
+    slices: dict[str, Sha256] | None
+    """Of each GEMM, the canonical JSON of every tile's slices as [first K-tile, one past the last]; None on a GPU,
+    whose launched grids stand in `grid`."""
+
+
 class Record(_Model):
     """record.json of one run."""
 
@@ -104,6 +120,8 @@ class Record(_Model):
     grid: dict[str, LaunchMarker]
     surfaces: dict[str, Tensor]
     identity: Identity
+    consumption: Consumption | None = None
+    """None in records made before it was read back: their plan is the one asked for."""
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -28,6 +28,7 @@ FIGURES = ("confirmation", "discovery")
 RESULTS = "results/grouped_schedule"
 _JUDGED = ("statistics", "validation")
 FILES = ("batches.parquet", "comparisons.json", "fixtures.json", "run.json")  # of a record
+DOCUMENTS = f"{RESULTS}/recorded-h200/documents"
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
 
 
@@ -134,6 +135,11 @@ def _architectures() -> list[str]:
         return []
 
 
+def recorded_documents() -> list[Path]:
+    """The committed documents that no rule can make again: they are checked and copied before they are used."""
+    return sorted(path for name in ("build", "sanitizer") for path in RECORDED.rglob(f"{name}.json"))
+
+
 def identities(config: Config) -> list[str]:
     """The files that say which binaries ran, and what the sanitizer said of them."""
     found = []
@@ -142,7 +148,7 @@ def identities(config: Config) -> list[str]:
             found += sorted({str(Path(path).with_name("build.json")) for d in devices(lane) for path in cubin(lane, d)})
             found += [f"{RESULTS}/cuda/{device}/sanitizer/sanitizer.json" for device in devices(lane)]
         if lane is GroupedLane.RECORDED_H200:
-            found += sorted(p.as_posix() for name in ("build", "sanitizer") for p in RECORDED.rglob(f"{name}.json"))
+            found += [f"{DOCUMENTS}/{path.relative_to(RECORDED).as_posix()}" for path in recorded_documents()]
     return found
 
 

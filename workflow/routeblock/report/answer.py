@@ -49,7 +49,7 @@ class Sentence:
 HOLDS, FAILS = "holds", "fails"
 # The histories differ; a pair exchanged inside a block changes nothing; over a boundary it carries everything over.
 MECHANISM = (1, 4, 5)
-OBSERVED = "observed"
+OBSERVED, EXPLORATORY = "observed", "exploratory"
 COUNTED = ("w13", "final")
 ORDERS = {"native": "of the native alignment", "canonical": "in canonical order"}
 CAMPAIGNS = {"operator": "the alignment alone", "layer": "the whole layer"}
@@ -114,7 +114,7 @@ def _mechanism(tables: Tables) -> tuple[str, list[Clause]]:
     else:
         lead = "Yes: " if any(kinds[key] == OBSERVED for key in shown) else "On the CPU twin, yes: "
     exchanged = [*_exchanged(kinds, shown), *_elements(tables, shown, list(studies))]
-    return lead, [exchanged, _relations(rows), _agreement(tables, OBSERVED in kinds.values())]
+    return lead, [exchanged, _relations(rows), *_read_back(tables), _agreement(tables, OBSERVED in kinds.values())]
 
 
 def _exchanged(kinds: Mapping[Place, str], shown: Sequence[Place]) -> Clause:
@@ -157,23 +157,42 @@ def _elements(tables: Tables, shown: Sequence[Place], studies: Sequence[Place]) 
 
 def _relations(rows: Sequence[Row]) -> Clause:
     found = Counter(str(r["status"]) for r in rows)
-    holds, fails = found[HOLDS], found[FAILS]
-    unknown = len(rows) - holds - fails
+    bases = Counter(str(r["basis"]) for r in rows if r["status"] == HOLDS)
+    exploratory = sum(n for status, n in found.items() if status.startswith(EXPLORATORY))
+    fails, unknown = found[FAILS], len(rows) - found[HOLDS] - found[FAILS] - exploratory
     failing = ", ".join(f"{r['number']} on {' '.join(place(r)[1:])}" for r in rows if r["status"] == FAILS)
     named: Clause = [" (", Cited(failing, "relations"), ")"] if failing else []
+    uncounted: Clause = []
+    if exploratory:
+        uncounted = [", and ", Cited(str(exploratory), "relations"), " exploratory and not counted"]
     return [
         "of ",
         Cited(str(len(rows)), "relations"),
         " relations ",
-        Cited(str(holds), "relations"),
-        f" {'holds' if holds == 1 else 'hold'}, ",
+        Cited(str(bases["computed"]), "relations"),
+        " hold as computed, ",
+        Cited(str(bases[OBSERVED]), "relations"),
+        " as observed, ",
+        Cited(str(bases["by construction"]), "relations"),
+        " by construction alone, ",
         Cited(str(fails), "relations"),
         f" {'fails' if fails == 1 else 'fail'}",
         *named,
         " and ",
         Cited(str(unknown), "relations"),
         f" {'is' if unknown == 1 else 'are'} not informative",
+        *uncounted,
     ]
+
+
+def _read_back(tables: Tables) -> list[Clause]:
+    """In how many studies the plan of the kernels is the one asked for and not one read back."""
+    rows = tables.get("studies") or ()
+    asked = [r for r in rows if int(r["plans_read_back"]) < int(r["runs"])]
+    if not asked:
+        return []
+    number = Cited(f"{len(asked)} of {len(rows)}", "studies")
+    return [["in ", number, " studies the plan is the one asked for, not one read back from the kernels"]]
 
 
 def _agreement(tables: Tables, observed: bool) -> Clause:

@@ -39,7 +39,7 @@ CHAPTERS = (
         "is changed, by injected plans. Every cell runs in processes of its own, under two histories, and a scorer "
         "that trusts no run compares raw bytes.",
         ("partition", "trajectories", "differences"),
-        ("geometry", "relations", "trajectories", "differences", "mutations", "prediction"),
+        ("geometry", "studies", "relations", "trajectories", "differences", "mutations", "prediction"),
     ),
     Chapter(
         "on-gpus",
@@ -164,10 +164,13 @@ TONES = (
         "bad",
     ),
     Tone(
-        frozenset({"not informative", "not comparable", "form not published", "not published", "undecided", "refused"}),
+        frozenset(
+            {"not informative", "not comparable", "form not published", "not published", "undecided", "refused"}
+            | {"by construction", "by the fixture's design"}
+        ),
         "mute",
     ),
-    Tone(frozenset({"inconsistent in source", "too few accepted"}), "warn"),
+    Tone(frozenset({"inconsistent in source", "too few accepted", "exploratory"}), "warn"),
 )
 # Only in these columns is a word a verdict.
 VERDICTS = frozenset({"status", "comparison", "verdict", "sort_verdict", "outcome"})

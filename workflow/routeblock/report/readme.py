@@ -29,16 +29,13 @@ def _read(folder: Path, name: str) -> Rows:
 
 
 def _lanes(differences: Rows, relations: Rows) -> str:
-    """One line a lane, point and plan source: relations that hold, and elements that differ between the histories."""
+    """One line a lane, point and plan source: relations by basis, and elements that differ between the histories."""
     places = list(dict.fromkeys((r["lane"], r["arithmetic"], r["point"], r["plan_source"]) for r in relations))
     rows = []
     for place in places:
         here = _at(place)
-        found = [r["status"] for r in relations if here(r)]
-        row = [
-            *place,
-            f"{found.count('holds')} hold, {found.count('fails')} fail, {found.count('not informative')} n. i.",
-        ]
+        mine = [r for r in relations if here(r)]
+        row = [*place, *(_by_basis(mine, basis) for basis in ("computed", "observed", "by construction"))]
         for surface in ("w13", "final"):
             cells = (
                 r
@@ -52,11 +49,22 @@ def _lanes(differences: Rows, relations: Rows) -> str:
         "arithmetic",
         "launch",
         "plans",
-        "the seven relations",
+        "computed",
+        "observed",
+        "by construction",
         "W13 elements that differ",
         "final elements",
     ]
     return str(tabulate(rows, headers, tablefmt="github", disable_numparse=True))
+
+
+def _by_basis(relations: Rows, basis: str) -> str:
+    """What became of the relations on one basis; of too few or too many replicates, that they are exploratory."""
+    found = [r["status"] for r in relations if r["basis"] == basis]
+    if exploratory := [status.partition(":")[0] for status in found if status.startswith("exploratory")]:
+        return exploratory[0]
+    counts = [(found.count("holds"), "hold"), (found.count("fails"), "fail"), (found.count("not informative"), "n. i.")]
+    return ", ".join(f"{n} {said}" for n, said in counts if n or (found and said == "hold")) or "-"
 
 
 def _at(place: tuple[str, ...]) -> Callable[[dict[str, str]], bool]:

@@ -21,6 +21,7 @@ Row = dict[str, Any]
 
 SURFACES = ("w13", "activation", "w2", "final")
 COUNTED = ("w13", "w2", "final")
+ASKED_ONLY = "asked, not read back"
 QUANTITIES = ("elements", "rows", "max_abs_difference")
 
 
@@ -38,15 +39,24 @@ class Comparison(StrEnum):
     """A digest whose canonical form is not published."""
     INCONSISTENT = "inconsistent in source"
     DIFFERS = "differs"
+    DESIGN = "by the fixture's design"
+    """The fixture was made so that it is equal."""
+    BY_CONSTRUCTION = "by construction"
+    """A relation between runs of one plan on one grid: nothing but determinism was tested."""
+    EXPLORATORY = "exploratory"
+    """Another number of replicates than the protocol's."""
     NOT_PUBLISHED = "not published"
 
 
-_WHERE = (Column("fixture"), Column("lane"), Column("arithmetic"), Column("point"), Column("plan_source"))
-_WHERE_NOTE = "Arithmetic: modelled, computed (both on a CPU twin) or observed (on a GPU), as each lane's records say."
+_WHERE = tuple(Column(name) for name in ("fixture", "lane", "arithmetic", "point", "plan_source", "evidence"))
+_WHERE_NOTE = (
+    "Arithmetic: modelled, computed (both on a CPU twin) or observed (on a GPU), as each lane's records say. Evidence: "
+    "protocol (five exact outcomes of each cell and history) or exploratory."
+)
 
 
 def _where(score: Document) -> Row:
-    where = {name: score[name] for name in ("lane", "point", "plan_source")}
+    where = {name: score[name] for name in ("lane", "point", "plan_source", "evidence")}
     return {**where, "fixture": score["fixture"]["name"], "arithmetic": score["status"]}
 
 
@@ -99,6 +109,25 @@ def relations(scores: Sequence[Document], _: Document) -> list[Row]:
     return rows
 
 
+def studies(scores: Sequence[Document], _: Document) -> list[Row]:
+    """What the verdict on each study rests on, and its relations counted by basis."""
+    rows = []
+    for score in scores:
+        row = _where(score) | {"replicates": score["replicates"], "order": score["order"]}
+        row |= {"identity": score["identity"]["frozen"], "pairs": score["exchange"]["chosen"]}
+        row |= {"grid": "; ".join(score["grids"]), "plan": "; ".join(f"{how}" for how in sorted(score["consumed"]))}
+        row |= {"plans_read_back": sum(n for how, n in score["consumed"].items() if how != ASKED_ONLY)}
+        row |= {"runs": len(score["runs"])}
+        found = Counter((r["basis"], r["status"]) for r in score["relations"])
+        for basis in ("computed", "observed", "by construction"):
+            name = basis.replace(" ", "_")
+            row |= {f"{name}_{said}": found[basis, status] for said, status in (("hold", "holds"), ("fail", "fails"))}
+        row["not_informative"] = sum(n for (_, status), n in found.items() if status == "not informative")
+        row["exploratory"] = sum(n for (_, status), n in found.items() if status.startswith("exploratory"))
+        rows.append(row)
+    return rows
+
+
 def differences(scores: Sequence[Document], published: Document) -> list[Row]:
     """H0 beside H1 under the native plans, digests and relations: measured, published, and how the two compare."""
     return [_where(score) | row for score in scores for row in _differences(score, published)]
@@ -114,7 +143,9 @@ def _differences(score: Document, published: Document) -> Iterator[Row]:
             if quantity == "rows" and "inconsistent" in told:
                 comparison, note = Comparison.INCONSISTENT, told["inconsistent"]
             elif quantity == "rows" and measured == told["rows"]:
-                comparison = Comparison.ELSEWHERE
+                designed = score["exchange"]["chosen"] == "by construction"
+                comparison = Comparison.DESIGN if designed else Comparison.ELSEWHERE
+                note = "the fixture's author placed these routes; no finding" if designed else ""
             row = {"quantity": f"{quantity} that differ" if quantity != QUANTITIES[2] else quantity}
             row |= {"surface": told["surface"], "arms": f"{reference}/H0, {reference}/H1", "note": note}
             yield row | _both(told[quantity], measured, comparison)
@@ -136,7 +167,10 @@ def _differences(score: Document, published: Document) -> Iterator[Row]:
     for relation in score["relations"]:
         if relation["number"] in published["relations"]:
             row = {"quantity": f"relation {relation['number']}", "note": f"{relation['claim']}; {relation['basis']}"}
-            yield row | _both("holds", relation["status"], became[relation["status"]])
+            comparison = became.get(relation["status"], Comparison.EXPLORATORY)
+            if (relation["status"], relation["basis"]) == ("holds", "by construction"):
+                comparison = Comparison.BY_CONSTRUCTION
+            yield row | _both("holds", relation["status"], comparison)
 
 
 def prediction(documents: Sequence[Document], _: Document) -> list[Row]:
@@ -173,8 +207,9 @@ def mutations(tried: Sequence[Document], _: Document) -> list[Row]:
     for document in tried:
         where = {name: document[name] for name in ("lane", "point", "plan_source")}
         for entry in document["mutations"]:
-            row = where | {name: entry[name] for name in ("run", "change", "as_declared", "note")}
-            row |= {"mutation": entry["name"], "declared": entry["declared"] or "accepted"}
+            row = where | {name: entry[name] for name in ("change", "as_declared", "note")}
+            row |= {"mutation": entry["name"], "declared": ", ".join(entry["declared"]) or "accepted"}
+            row["runs"] = entry["runs"] if isinstance(entry["runs"], str) else " ".join(entry["runs"])
             rows.append(row | {"found": ", ".join(entry["found"]) or "accepted"} | _impossible(entry))
     return rows
 
@@ -236,6 +271,34 @@ TABLES = {
         "Found by code on the finished fixture. Reproduced: printed in the source, independent of the checkpoint, and "
         "found. Not published: a choice of this fixture or a consequence that the source does not print.",
     ),
+    "studies": Table(
+        "routeblock.score.v1",
+        studies,
+        (
+            *_WHERE,
+            Column("replicates", "count"),
+            Column("runs", "count"),
+            Column("identity"),
+            Column("order"),
+            Column("plan"),
+            Column("plans_read_back", "count"),
+            Column("grid"),
+            Column("pairs"),
+            *(
+                Column(f"{basis}_{said}", "count")
+                for basis in ("computed", "observed", "by_construction")
+                for said in ("hold", "fail")
+            ),
+            Column("not_informative", "count"),
+            Column("exploratory", "count"),
+        ),
+        "Studies: what each verdict rests on, and its relations by basis",
+        "Identity: when source, binary and environment were written down; a run of another one is refused. Order: "
+        "by which stamps the planned order was verified. Plan: from where the plan of the kernels was taken; what was "
+        "asked for and not read back is not counted as consumed. Grid: who reports it. Pairs: how the exchanged routes "
+        "were chosen. By construction: one plan on one grid, where nothing but determinism was tested. Exploratory: "
+        f"relations judged on another number of replicates, counted nowhere else. {_WHERE_NOTE}",
+    ),
     "trajectories": Table(
         "routeblock.score.v1",
         trajectories,
@@ -272,7 +335,7 @@ TABLES = {
             Column("compared"),
         ),
         "Relations: what the study claims of trajectories",
-        "Basis: by construction (one computation on equal inputs, so nothing was tested but determinism), computed "
+        "Basis: by construction (one plan on one grid, so nothing was tested but determinism), computed "
         f"(on a twin) or observed (on a GPU). {_WHERE_NOTE}",
     ),
     "differences": Table(
@@ -302,7 +365,7 @@ TABLES = {
             Column("point"),
             Column("plan_source"),
             Column("mutation"),
-            Column("run"),
+            Column("runs"),
             Column("declared"),
             Column("found"),
             Column("as_declared", "flag"),
@@ -310,7 +373,7 @@ TABLES = {
             Column("note"),
         ),
         "Mutations: changed copies of sound runs before the scorer",
-        "Each copy is sealed anew after the change. Declared: the reason code fixed beforehand.",
+        "Each is a copy of all runs of the study. Declared: the reason codes fixed beforehand, at the runs changed.",
     ),
     "prediction": Table(
         "routeblock.random_plans.v1",

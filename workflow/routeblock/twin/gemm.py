@@ -9,7 +9,7 @@ from the largest k down; then one rounding to the output dtype, the column's sca
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numba
@@ -108,6 +108,9 @@ def _gemm(
     vector: bool,
     subnormal: bool,
     round_slices: bool,
+    visited_rows: Any,
+    visited_experts: Any,
+    visited_lengths: Any,
 ) -> None:
     for part in prange(bounds.size - 1):
         warps = thread_k // 32
@@ -191,9 +194,14 @@ def _gemm(
                         if round_slices and start > line:
                             total = round_operand(total, dropped_bits)
                         result[r, c] = total
+                visited_lengths[tile, start - line] += stop - start
                 stop = start
             for r in range(real):
                 out[rows[block, r], n0 : n0 + thread_n] = result[r]
+            if n0 == 0:  # once a block: its other tiles may be another thread's
+                visited_experts[block] = expert
+                for r in range(real):
+                    visited_rows[block, r] = rows[block, r]
         seen[part] = nibbles
 
 
@@ -224,6 +232,31 @@ def _magnitudes(x: Any) -> Any:
             low = min(low, magnitude if magnitude != 0 else np.uint16(0x7FFF))
         found[i, 0], found[i, 1] = low, high
     return found
+
+
+@dataclass
+class Visits:
+    """What the loops of one GEMM went through, written by the loops; empty before.
+
+    rows int32 [blocks, block size]: the route of each computed row, elsewhere -1; experts int32 [blocks]: the weights
+    used, -1 where none; lengths int32 [tiles, K-tiles]: K-tiles of the slice that begins there, 0 where none does.
+    """
+
+    rows: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
+    experts: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    lengths: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
+
+    def slices(self) -> list[list[tuple[int, int]]]:
+        """For each tile its slices as (first K-tile, one past the last), ascending."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.lengths]
+        for tile, first in np.argwhere(self.lengths).tolist():
+            found[tile].append((first, first + int(self.lengths[tile, first])))
+        return found
+
+    def plan(self, num_routes: int) -> AlignedPlan:
+        """The plan that was gone through, experts as rows of the weights."""
+        ids = np.where(self.rows < 0, num_routes, self.rows).astype(np.int32).reshape(-1)
+        return AlignedPlan(ids, self.experts, ids.size, self.rows.shape[1], num_routes)
 
 
 @dataclass(frozen=True)
@@ -358,6 +391,7 @@ def moe_gemm(
     fp32_reduce: bool = True,
     full_k: bool = False,
     progress: Callable[[float], None] | None = None,
+    visits: Visits | None = None,
 ) -> NDArray[Any]:
     """One packed MoE GEMM with the bits of the GPU kernel.
 
@@ -367,6 +401,7 @@ def moe_gemm(
     applied once, after the sum is rounded. topk_weights float32 [M, top_k] of the layer, one per route,
     rounded to the dtype before they multiply, and finite there. fp32_reduce False rounds to the dtype between slices.
     full_k is the batch-invariant mode of newer builds. `progress` is called with the share done of a long call.
+    `visits` is filled with what the loops went through.
     Returns [plan.num_routes, N] of a's dtype; rows of routes that take no slot are zero (the GPU does not write them).
     A finite sum beyond the dtype is an infinity, as on the GPU.
     Raises InputError for wrong dtypes, shapes, thread sizes or experts, for values that are not finite, and for a NaN.
@@ -427,13 +462,17 @@ def moe_gemm(
     edges = np.searchsorted(cost, np.linspace(0, cost[-1] if cost.size else 0, pieces * threads + 1))
     edges[-1] = cut.tiles
     seen = np.zeros(threads, np.int64)
+    visits = visits or Visits()
+    visits.rows = np.full((plan.num_blocks, plan.block_size), -1, np.int32)
+    visits.experts = np.full(plan.num_blocks, -1, np.int32)
+    visits.lengths = np.zeros((cut.tiles, cut.k_tiles), np.int32)
     for piece in range(pieces):
         _gemm(
             out, seen, edges[piece * threads : (piece + 1) * threads + 1], wide, fields, np.ascontiguousarray(q),
             weights.zeros, weights.scales.view(np.uint16), np.ascontiguousarray(plan.rows), ids, plan.num_routes, top_k,
             thread_k, thread_n, cut.n_tiles, cut.k_tiles, cut.direct_tiles, cut.iters,
             group, core.group, core.fraction_bits, operand.dropped_bits, operand.min_exponent, vector,
-            weights.span.low < operand.min_exponent, not fp32_reduce,
+            weights.span.low < operand.min_exponent, not fp32_reduce, visits.rows, visits.experts, visits.lengths,
         )  # fmt: skip
         if seen.max() > NIBBLE:
             raise _not_nibbles(int(q[ids].max()))

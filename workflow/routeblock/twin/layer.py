@@ -6,7 +6,7 @@ Facts: recorded outputs of vLLM's silu_and_mul and moe_sum and of torch.sum on a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from routeblock.errors import InputError
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, check_plan
-from routeblock.twin.gemm import moe_gemm
+from routeblock.twin.gemm import Visits, moe_gemm
 from routeblock.twin.tensor_core import operand_type_of
 
 SURFACES = ("w13", "activation", "w2", "final")
@@ -131,13 +131,14 @@ def moe_layer(
     group_size: int = 128,
     expert_map: NDArray[np.int32] | None = None,
     progress: Callable[[float], None] | None = None,
+    visits: Mapping[str, Visits] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """One layer's four surfaces, with the bits of the GPU path.
 
     hidden [M, H] float16 or bfloat16; topk_ids [M, k]; topk_weights float32 [M, k]; w13 and w2 as `GemmWeights` (W13
     gate rows first, N = 2 * I); plan from `align`; launches (thread_k, thread_n, grid).
     expert_map: int32 [global experts] -> row of the weights or -1, when the plan's experts are such rows; default: ids
-    are rows.
+    are rows. visits: of `w13` and `w2`, filled with what the loops went through.
     Returns w13 [M*k, 2I], activation [M*k, I], w2 [M*k, H] (top-k weights multiplied in), final [M, H].
     Raises InputError as `moe_gemm` does, and when plan, ids and weights do not belong together.
     """
@@ -151,16 +152,18 @@ def moe_layer(
     check_plan(plan, topk_ids, len(w13[0]) if expert_map is None else len(expert_map), expert_map, where="moe_layer")
     tokens, top_k = topk_ids.shape
     steps = (lambda part: lambda done: progress((part + done) / 2)) if progress else (lambda part: None)
+    seen = visits or {"w13": Visits(), "w2": Visits()}
     surfaces: dict[str, NDArray[Any]] = {}
     surfaces["w13"] = moe_gemm(
         hidden, w13[0], w13[1], w13[2], plan, top_k=top_k, architecture=architecture, thread_k=w13_launch[0],
-        thread_n=w13_launch[1], grid=w13_launch[2], group_size=group_size, progress=steps(0),
+        thread_n=w13_launch[1], grid=w13_launch[2], group_size=group_size, progress=steps(0), visits=seen["w13"],
     )  # fmt: skip
     surfaces["activation"] = silu_and_mul(surfaces["w13"])
     _check_activation(surfaces["w13"], surfaces["activation"])
     surfaces["w2"] = moe_gemm(
         surfaces["activation"], w2[0], w2[1], w2[2], plan, top_k=1, architecture=architecture, thread_k=w2_launch[0],
         thread_n=w2_launch[1], grid=w2_launch[2], group_size=group_size, topk_weights=topk_weights, progress=steps(1),
+        visits=seen["w2"],
     )  # fmt: skip
     surfaces["final"] = combine(surfaces["w2"].reshape(tokens, top_k, -1))
     return surfaces

@@ -23,8 +23,9 @@ from routeblock.route_block.facts import SURFACES
 from routeblock.route_block.fixtures.fixture import INPUTS, LAYER, SPEC, LayerFixture, load_fixture
 from routeblock.route_block.operating_point import GEMMS
 from routeblock.route_block.prediction.predict import load_prediction
-from routeblock.route_block.runs.twin import Weights, compute, unpack
+from routeblock.route_block.runs.twin import compute
 from routeblock.twin.tensor_core import ARCHITECTURES
+from routeblock.twin.weights import Weights, unpack
 
 FORMAT = "routeblock.agreement.v1"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def capture(lane: CudaLane, fixture_folder: Path, history: str, out: Path, *, tu
         "history": history,
         "prelude": session.has_prelude,
         "fingerprint": plan.fingerprint(),
-        "identity": {"source": code, "binary": session.binary, "environment": session.environment()},
+        "identity": {"source": code, **asdict(session.computer())},
     }
     with atomic_folder(out) as folder:
         save_tensors(folder / PLANS, plan_tensors({history: plan}))

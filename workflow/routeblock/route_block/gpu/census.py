@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 from routeblock.cuda.gpu_lock import Turn
@@ -72,7 +73,7 @@ def count(
             ]
             for order, counts in found.items()
         },
-        "identity": {"source": code, "binary": session.binary, "environment": session.environment()},
+        "identity": {"source": code, **asdict(session.computer())},
     }
     write_json(out, document)
     seal(

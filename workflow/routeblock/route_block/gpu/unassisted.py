@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def launch_multiples(lane: CudaLane, fixture_folder: Path, out: Path, *, turn: T
         "probed": lane.probed,
         "sms": session.device.sms,
         "launches": rows,
-        "identity": {"source": code, "binary": session.binary, "environment": session.environment()},
+        "identity": {"source": code, **asdict(session.computer())},
     }
     write_json(out, document)
     seal(

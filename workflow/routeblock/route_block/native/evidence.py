@@ -23,7 +23,8 @@ from routeblock.route_block.native.process import PLANS, REPETITION
 from routeblock.route_block.native.protocol import Protocol, load
 from routeblock.route_block.native.record import FOLDER, FORMAT, RUN
 from routeblock.route_block.operating_point import GEMMS
-from routeblock.route_block.runs.twin import compute, unpack
+from routeblock.route_block.runs.twin import compute
+from routeblock.twin.weights import unpack
 
 SUMMARY_FORMAT = "routeblock.native_summary.v1"
 ARCHITECTURE = "hopper"  # of the GPU that recorded

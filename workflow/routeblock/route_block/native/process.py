@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def serve(lane: CudaLane, fixture_folder: Path, protocol_path: Path, what: str, 
             "began_ns": began,
             "ended_ns": time.time_ns(),
             "prelude": session.has_prelude,
-            "identity": {"source": code, "binary": session.binary, "environment": session.environment()},
+            "identity": {"source": code, **asdict(session.computer())},
             "telemetry": session.telemetry(),
             **found,
         },

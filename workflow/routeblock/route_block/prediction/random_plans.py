@@ -23,8 +23,8 @@ from routeblock.route_block.facts import SURFACES
 from routeblock.route_block.fixtures.fixture import INPUTS, LAYER, SPEC, LayerFixture, load_fixture
 from routeblock.route_block.operating_point import GEMMS, cut, lane_facts
 from routeblock.route_block.prediction.predict import changed_routes, reach, signatures
-from routeblock.route_block.runs.twin import unpack
 from routeblock.route_block.scorer.block_walk import routes_computed_differently
+from routeblock.twin.weights import unpack
 
 FORMAT = "routeblock.random_plans.v1"
 THREADS = (64, 128)  # thread_k, thread_n

@@ -33,13 +33,14 @@ from routeblock.cuda.operators import ACTIVATION_VARIABLE as ACTIVATION
 from routeblock.cuda.operators import EXTENSION_VARIABLE as EXTENSION
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file, sha256_json
+from routeblock.evidence.record import READ_BACK
 from routeblock.moe.awq import unpack_awq
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, check_plan
 from routeblock.route_block.facts import SURFACES
 from routeblock.route_block.fixtures.fixture import LayerFixture
 from routeblock.route_block.operating_point import GEMMS
-from routeblock.route_block.runs.lane import Outcome, Request
+from routeblock.route_block.runs.lane import Computer, Outcome, Request
 
 PRELUDE_HISTORY, PRELUDE_INPUTS = "H1", ("hidden", "topk_weights", "topk_ids")
 DEVICE = "cuda"
@@ -104,11 +105,12 @@ class CudaLane:
 
     def __init__(self, extension: Path, activation: Path | None = None, *, probed: bool = True) -> None:
         self.extension, self.activation, self.probed = extension, activation, probed
-        self._prepared: _Prepared | None = None
+        self._loaded: _Loaded | None = None
+        self._packed: _Packed | None = None
 
-    def prepare(self, fixture: LayerFixture) -> None:
-        """Import torch, load the extension and pack the weights on the CPU; no GPU is touched."""
-        if self._prepared is None or self._prepared.fixture is not fixture:
+    def load(self) -> _Loaded:
+        """Import torch and load the extension, once; no GPU is touched."""
+        if self._loaded is None:
             clock = _Clock()
             require_torch()
             clock.lap("torch")
@@ -120,14 +122,28 @@ class CudaLane:
                 "probe": sha256_file(probe.path) if probe else None,
             }
             clock.lap("extension")
-            packed = {g: load_weights(marlin_experts(fixture, g), len(fixture.experts), "cpu") for g in GEMMS}
+            self._loaded = _Loaded(self.extension, operators, probe, binaries, clock.laps)
+        return self._loaded
+
+    def prepare(self, fixture: LayerFixture) -> None:
+        """Load the extension and pack the weights on the CPU; no GPU is touched."""
+        self.load()
+        if self._packed is None or self._packed.fixture is not fixture:
+            clock = _Clock()
+            weights = {g: load_weights(marlin_experts(fixture, g), len(fixture.experts), "cpu") for g in GEMMS}
             clock.lap("packing")
-            self._prepared = _Prepared(fixture, operators, probe, binaries, packed, clock.laps)
+            self._packed = _Packed(fixture, weights, clock.laps)
+
+    def computer(self) -> Computer:
+        """The extension, the probe and this process's GPU, before anything runs there."""
+        loaded = self.load()
+        device = open_device(0)
+        return loaded.computer(device, state(device.uuid).get("driver"))
 
     def open(self, fixture: LayerFixture, history: str) -> Session:
         """Bring the history about: the device, H1's prelude, then the weights. Raises InputError where it cannot."""
         self.prepare(fixture)
-        assert self._prepared is not None
+        assert self._packed is not None
         clock = _Clock()
         device = open_device(memory_needed(fixture))
         before = state(device.uuid)
@@ -135,9 +151,9 @@ class CudaLane:
         # Before any weight reaches the device; kept until the end, never an operand.
         prelude = _prelude(fixture) if history == PRELUDE_HISTORY else []
         clock.lap("prelude")
-        weights = {g: packed.to(DEVICE) for g, packed in self._prepared.packed.items()}
+        weights = {g: packed.to(DEVICE) for g, packed in self._packed.weights.items()}
         clock.lap("weights")
-        return Session(self, self._prepared, device, prelude, weights, before, clock)
+        return Session(self.load(), self._packed, device, prelude, weights, before, clock)
 
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         """Run one cell; raises InputError where this machine cannot, or did not, do what is asked."""
@@ -148,11 +164,11 @@ class CudaLane:
         session.clock.lap("layer")
         return Outcome(
             surfaces=surfaces,
-            plan=plan,
+            plan=session.read_plan(),
             grids={g: launch.blocks for g, launch in launches.items()},
             prelude=session.has_prelude,
-            binary=session.binary,
-            environment=session.environment(),
+            computer=session.computer(),
+            consumption=READ_BACK,
             telemetry={
                 **session.telemetry(),
                 "kernels": {g: launch.kernel for g, launch in launches.items()},
@@ -161,12 +177,39 @@ class CudaLane:
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    fixture: LayerFixture
+class _Loaded:
+    extension: Path
     operators: VllmOperators
     probe: GridProbe | None
     binaries: Mapping[str, str | None]
-    packed: Mapping[str, DeviceWeights]
+    seconds: Mapping[str, float]
+
+    def computer(self, device: Device, driver: str | None) -> Computer:
+        """SHA-256 over the digests of extension, activation and probe; digests and versions, and the GPU."""
+        import torch
+
+        found = {
+            **{f"{name}_sha256": digest for name, digest in self.binaries.items()},
+            "extension": self.extension.name,
+            "vllm": wheel_version(self.extension),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "driver": driver,
+            "gpu": device.name,
+            "compute_capability": ".".join(map(str, device.capability)),
+            "sms": str(device.sms),
+            "grid_marker": "recorded by the probe" if self.probe else "computed from the SM count, not recorded",
+            **{f"form_{name}": form for name, form in self.operators.forms.items()},
+            "schemas": sha256_json(self.operators.schemas),
+        }
+        known = {name: str(value) if value is not None else "unknown" for name, value in sorted(found.items())}
+        return Computer(sha256_json(dict(self.binaries)), known)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    fixture: LayerFixture
+    weights: Mapping[str, DeviceWeights]
     seconds: Mapping[str, float]
 
 
@@ -175,28 +218,27 @@ class Session:
 
     def __init__(
         self,
-        lane: CudaLane,
-        prepared: _Prepared,
+        loaded: _Loaded,
+        packed: _Packed,
         device: Device,
         prelude: list[Any],
         weights: Mapping[str, DeviceWeights],
         before: Mapping[str, Any],
         clock: _Clock,
     ) -> None:
-        self.lane, self.fixture, self.operators = lane, prepared.fixture, prepared.operators
+        self.fixture, self.operators = packed.fixture, loaded.operators
         self.device, self.clock = device, clock
-        self._prepared, self._probe, self._prelude = prepared, prepared.probe, prelude
+        self._loaded, self._probe, self._prelude = loaded, loaded.probe, prelude
+        self._prepared_in = {**loaded.seconds, **packed.seconds}
         self._weights, self._before = weights, before
+        self._placed: DevicePlan | None = None
 
     @property
     def has_prelude(self) -> bool:
-        """Whether H1's three tensors are on the device."""
-        return len(self._prelude) == len(PRELUDE_INPUTS)
-
-    @property
-    def binary(self) -> str:
-        """SHA-256 over the digests of extension, activation and probe."""
-        return sha256_json(dict(self._prepared.binaries))
+        """Whether H1's three tensors are on the device and, read back, still have the fixture's bytes."""
+        held = [to_host(tensor) for tensor in self._prelude]
+        wanted = [getattr(self.fixture, name) for name in PRELUDE_INPUTS]
+        return len(held) == len(wanted) and all(map(_same_bytes, held, wanted))
 
     def native_plan(self) -> AlignedPlan:
         """What vLLM's own alignment makes of the routing now. Raises InputError if it is no legal plan."""
@@ -210,35 +252,28 @@ class Session:
         self, plan: AlignedPlan, launches: Mapping[str, Launch]
     ) -> tuple[dict[str, NDArray[Any]], dict[str, KernelLaunch]]:
         """The four surfaces under a plan, and the launches that there really were."""
-        surfaces, found = _layer(self.operators, self.fixture, plan, self._weights, launches, self.device, self._probe)
+        self._placed = placed = self.operators.device_plan(plan, self.fixture.expert_rows)
+        surfaces, found = _layer(
+            self.operators, self.fixture, placed, self._weights, launches, self.device, self._probe
+        )
         host = {name: to_host(x) for name, x in surfaces.items()}
         _mark_unrouted(host, plan)
         return host, found
 
-    def environment(self) -> dict[str, str]:
-        """Digests and versions of what computes, and the GPU."""
-        import torch
+    def read_plan(self) -> AlignedPlan:
+        """The plan that lies in the buffers which both GEMMs of the last layer read, with global expert ids."""
+        if self._placed is None:
+            raise InputError("no layer ran", where="lane cuda", limit="a plan is read back after it", way_out="run one")
+        return self.operators.host_plan(self._placed, self.fixture.expert_rows, self.fixture.topk_ids.size)
 
-        found = {
-            **{f"{name}_sha256": digest for name, digest in self._prepared.binaries.items()},
-            "extension": self.lane.extension.name,
-            "vllm": wheel_version(self.lane.extension),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "driver": self._before.get("driver"),
-            "gpu": self.device.name,
-            "compute_capability": ".".join(map(str, self.device.capability)),
-            "sms": str(self.device.sms),
-            "grid_marker": "recorded by the probe" if self._probe else "computed from the SM count, not recorded",
-            **{f"form_{name}": form for name, form in self.operators.forms.items()},
-            "schemas": sha256_json(self.operators.schemas),
-        }
-        return {name: str(value) if value is not None else "unknown" for name, value in sorted(found.items())}
+    def computer(self) -> Computer:
+        """What computes in this session."""
+        return self._loaded.computer(self.device, self._before.get("driver"))
 
     def telemetry(self) -> dict[str, Any]:
         """Times, and the state of the GPU when the session began and now."""
         return {
-            "seconds": {**{f"prepare_{name}": s for name, s in self._prepared.seconds.items()}, **self.clock.laps},
+            "seconds": {**{f"prepare_{name}": s for name, s in self._prepared_in.items()}, **self.clock.laps},
             "gpu_uuid": self.device.uuid,
             "gpu_before": dict(self._before),
             "gpu_after": state(self.device.uuid),
@@ -271,7 +306,7 @@ def _prelude(fixture: LayerFixture) -> list[Any]:
 def _layer(
     operators: VllmOperators,
     fixture: LayerFixture,
-    plan: AlignedPlan,
+    placed: DevicePlan,
     weights: Mapping[str, DeviceWeights],
     asked: Mapping[str, Launch],
     device: Device,
@@ -281,7 +316,6 @@ def _layer(
 
     tokens, top_k = fixture.topk_ids.shape
     topk_weights = to_device(fixture.topk_weights, DEVICE)
-    placed = operators.device_plan(plan, fixture.expert_rows)
     launches: dict[str, KernelLaunch] = {}
 
     def gemm(name: str, a: Any, routes_per_row: int) -> Any:
@@ -361,6 +395,10 @@ def launch_gemm(
             way_out="this version of the extension launches otherwise: use vllm 0.24.0",
         )
     return out, found[0]
+
+
+def _same_bytes(held: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    return held.dtype == wanted.dtype and held.shape == wanted.shape and held.tobytes() == wanted.tobytes()
 
 
 def _mark_unrouted(surfaces: dict[str, NDArray[Any]], plan: AlignedPlan) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lane is: something that runs one cell of study A and says what it really did."""
+"""What a lane is: something that runs one cell of study A and reports what it really did."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,15 +25,30 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Computer:
+    """What does the arithmetic: SHA-256 over the binaries, and the versions and hardware around them."""
+
+    binary: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What came out: surfaces, the plan that the GEMMs read, the grids really launched, and who computed."""
+    """What came out: surfaces, what the GEMMs used, and what computed.
+
+    plan: from the far side, never the requested one: what lay in the device's buffers after the run, or what the twin's
+    loops went through; `consumption` says which. grids: the launched ones; a twin launches nothing and gives those of
+    its request, for which `slices` has to be what its loops went through: of each GEMM and tile (first K-tile, one past
+    the last). prelude: whether H1's tensors lie on the device, with the fixture's bytes.
+    """
 
     surfaces: Mapping[str, NDArray[Any]]
     plan: AlignedPlan
     grids: Mapping[str, int]
     prelude: bool
-    binary: str
-    environment: Mapping[str, str]
+    computer: Computer
+    consumption: str
+    slices: Mapping[str, Sequence[Sequence[tuple[int, int]]]] | None = None
     telemetry: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -51,6 +66,9 @@ class Lane(Protocol):
 
     def prepare(self, fixture: LayerFixture) -> None:
         """Do what needs no device (imports, packing), so that another process may use it meanwhile."""
+
+    def computer(self) -> Computer:
+        """What would compute here now; a run reports the same of itself."""
 
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         """Run one cell; raises InputError where this machine cannot."""

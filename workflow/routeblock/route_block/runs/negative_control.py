@@ -11,7 +11,7 @@ from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 from routeblock.route_block.fixtures.fixture import SPEC, LayerFixture
 from routeblock.route_block.prediction.predict import load_prediction
-from routeblock.route_block.runs.lane import Outcome, Request
+from routeblock.route_block.runs.lane import Computer, Outcome, Request
 from routeblock.route_block.runs.run import run
 
 NAME = "transposed_grid_240"
@@ -22,12 +22,16 @@ class _ArithmeticReachedError(Exception):
 
 
 class _Tripwire:
-    """A lane that computes nothing and says when it was reached."""
+    """A lane that computes nothing and raises when it is reached."""
 
     status = "control"
 
     def prepare(self, fixture: LayerFixture) -> None:
         """Called before a device is touched."""
+        raise _ArithmeticReachedError
+
+    def computer(self) -> Computer:
+        """Nothing computes here."""
         raise _ArithmeticReachedError
 
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:

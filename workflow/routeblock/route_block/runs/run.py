@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_array
+from routeblock.evidence.digest import canonical_json, sha256_array, sha256_json
 from routeblock.evidence.files import atomic_folder
 from routeblock.evidence.manifest import seal
 from routeblock.evidence.record import (
@@ -30,6 +30,7 @@ from routeblock.evidence.record import (
     TELEMETRY,
     TELEMETRY_MANIFEST,
     TENSORS,
+    Consumption,
     Identity,
     LaunchMarker,
     PlanUsed,
@@ -53,7 +54,7 @@ from routeblock.route_block.fixtures.fixture import (
     load_fixture,
     pairs_of,
 )
-from routeblock.route_block.operating_point import GEMMS
+from routeblock.route_block.operating_point import GEMMS, cut
 from routeblock.route_block.prediction.predict import confirm_full_k, load_prediction
 from routeblock.route_block.runs.lane import Lane, Outcome, Request, Turn
 
@@ -125,12 +126,15 @@ def run(
     rule: str = "run",
     plans_path: Path | None = None,
     turn: Turn | None = None,
+    identity_path: Path | None = None,
 ) -> Record:
     """Run one cell and write its folder.
 
     `rule`, `code`: what the seal names as maker. `plans_path`: the captured plans of H0 and H1; default: the fixture's
-    stored ones. `turn`: when this process may use its GPU; None for a lane without one. Raises InputError, before any
-    arithmetic, if fixture, prediction, plan and launch do not fit one another, and if a launch was not what was asked.
+    stored ones. `turn`: when this process may use its GPU; None for a lane without one. `identity_path`: the expected
+    identity, frozen before; it is sealed as an input, and the scorer holds the run against it. Raises InputError,
+    before any arithmetic, if fixture, prediction, plan and launch do not fit one another, and after it if the lane used
+    another plan or launch than it was asked to.
     """
     started = datetime.now(UTC)
     clock = time.perf_counter()
@@ -158,17 +162,11 @@ def run(
     lane.prepare(fixture)
     ready = time.perf_counter()
     waited = turn.take() if turn else None
-    turned = time.perf_counter()
+    turned, began = time.perf_counter(), datetime.now(UTC)
     outcome = lane.run(fixture, Request(None if native else plan, launches, history, replicate))
     computed = time.perf_counter()
-    for gemm in GEMMS:
-        if outcome.grids[gemm] != launches[gemm].grid:
-            raise InputError(
-                f"{gemm} was launched on {outcome.grids[gemm]} blocks",
-                where=f"lane {lane_name}",
-                limit=f"{launches[gemm].grid} were asked for",
-                way_out="check the grid probe (docs/on-a-gpu.md)",
-            )
+    ended = datetime.now(UTC)
+    _check_consumed(lane_name, fixture, outcome, None if native else plan, launches)
     record = _record(
         lane_name,
         lane,
@@ -185,6 +183,8 @@ def run(
     )
     telemetry = {
         "start": started.isoformat(),
+        "begin": began.isoformat(),
+        "end": ended.isoformat(),
         "seconds": {"reading": read - clock, "preparing": ready - read, "lane": computed - turned},
         "turn": waited,
         "max_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
@@ -193,8 +193,41 @@ def run(
         "lane": dict(outcome.telemetry),
     }
     inputs = [prediction_path, *(fixture_folder / name for name in (SPEC, LAYER, INPUTS, PLANS))]
-    _write(out, record, outcome, telemetry, [*inputs, *([plans_path] if plans_path else [])], rule, code)
+    inputs += [path for path in (plans_path, identity_path) if path]
+    _write(out, record, outcome, telemetry, inputs, rule, code)
     return record
+
+
+def _check_consumed(
+    lane_name: str, fixture: LayerFixture, outcome: Outcome, asked: AlignedPlan | None, launches: Mapping[str, Launch]
+) -> None:
+    """Refuse a lane that used another plan than the injected one, or other slices than those of its launch."""
+    if asked is not None and (used := plan_used(outcome.plan)) != (wanted := plan_used(asked)):
+        raise InputError(
+            f"the lane used plan {used.fingerprint[:16]}, sorted_token_ids {used.sorted_token_ids[:16]}",
+            where=f"lane {lane_name}",
+            limit=f"{wanted.fingerprint[:16]}, {wanted.sorted_token_ids[:16]} was asked for",
+            way_out="report this lane: what it computed is no run of this cell",
+        )
+    for gemm, launch in launches.items():
+        if outcome.grids[gemm] != launch.grid:
+            raise InputError(
+                f"{gemm} was launched on {outcome.grids[gemm]} blocks",
+                where=f"lane {lane_name}",
+                limit=f"{launch.grid} were asked for",
+                way_out="check the grid probe (docs/on-a-gpu.md)",
+            )
+        if outcome.slices is None:
+            continue
+        partition = cut(fixture.spec, gemm, outcome.plan.num_blocks, launch)
+        for tile, found in enumerate(outcome.slices[gemm]):
+            if list(found) != (wanted_slices := partition.slices(*divmod(tile, partition.n_tiles))):
+                raise InputError(
+                    f"{gemm}: the loops cut tile {tile} into {list(found)}",
+                    where=f"lane {lane_name}",
+                    limit=f"a grid of {launch.grid} blocks was asked for, which gives {wanted_slices}",
+                    way_out="report this lane: what it computed is no run of this cell",
+                )
 
 
 def _record(
@@ -257,7 +290,14 @@ def _record(
             name: Tensor(dtype=DTYPE_NAMES[x.dtype.name], shape=x.shape, sha256=sha256_array(x))
             for name, x in outcome.surfaces.items()
         },
-        identity=Identity(source=code, binary=outcome.binary, environment=dict(outcome.environment)),
+        identity=Identity(source=code, binary=outcome.computer.binary, environment=dict(outcome.computer.environment)),
+        consumption=Consumption(
+            source=outcome.consumption,
+            sorted_token_ids=used.sorted_token_ids,
+            expert_ids=used.expert_ids,
+            num_tokens_post_padded=used.num_tokens_post_padded,
+            slices={g: sha256_json(tiles) for g, tiles in outcome.slices.items()} if outcome.slices else None,
+        ),
     )
 
 

@@ -7,50 +7,26 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from routeblock.errors import InputError
 from routeblock.evidence.digest import code_digest, sha256_json
+from routeblock.evidence.record import BY_LOOPS
 from routeblock.moe.launches import Launch
-from routeblock.moe.partition import partition
 from routeblock.moe.routing import AlignedPlan
 from routeblock.route_block.facts import threads_of
 from routeblock.route_block.fixtures.fixture import LayerFixture
 from routeblock.route_block.operating_point import GEMMS, lane_facts
-from routeblock.route_block.runs.lane import Outcome, Request
+from routeblock.route_block.runs.lane import Computer, Outcome, Request
 
-Weights = tuple[NDArray[np.uint8], NDArray[np.uint8] | None, NDArray[Any]]
+if TYPE_CHECKING:  # the twin imports numba, whose pool of threads is made by the first import
+    from routeblock.twin.gemm import Visits
+    from routeblock.twin.weights import Weights
+
 PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes")
-
-
-def unpack(fixture: LayerFixture, gemm: str) -> Weights:
-    """(q uint8 [E, K, N], zeros uint8 [E, K/g, N] or None, scales [E, K/g, N]) of the experts in use, gate before
-    up.
-    """
-    from routeblock.twin.weights import unpack_into
-
-    n, k = fixture.shape(gemm)
-    experts = len(fixture.experts)
-    q = np.empty((experts, k, n), np.uint8)
-    zeros: NDArray[np.uint8] | None = None
-    scales: NDArray[Any] | None = None
-    for row, projections in enumerate(fixture.packed(gemm)):
-        at = 0
-        for packed in projections:
-            groups, width = packed.scales.shape
-            if scales is None:
-                scales = np.empty((experts, groups, n), packed.scales.dtype)
-                zeros = None if packed.qzeros is None else np.empty(scales.shape, np.uint8)
-            unpack_into(packed.qweight, q[row], at)
-            scales[row, :, at : at + width] = packed.scales
-            if zeros is not None:
-                assert packed.qzeros is not None
-                unpack_into(packed.qzeros, zeros[row], at)
-            at += width
-    assert scales is not None
-    return q, zeros, scales
 
 
 def compute(
@@ -59,8 +35,12 @@ def compute(
     plan: AlignedPlan,
     launches: Mapping[str, Launch],
     architecture: str,
+    visits: Mapping[str, Visits] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """The four surfaces of a fixture under a plan with global expert ids; `weights` as `unpack` gives them."""
+    """The four surfaces of a fixture under a plan with global expert ids; `weights` of each GEMM by `unpack`.
+
+    `visits`: of each GEMM, filled with what its loops went through.
+    """
     from routeblock.twin.layer import moe_layer
 
     return moe_layer(
@@ -75,6 +55,7 @@ def compute(
         w2_launch=launches["w2"],
         group_size=fixture.spec["group_size"],
         expert_map=fixture.expert_rows,
+        visits=visits,
     )
 
 
@@ -88,6 +69,13 @@ class TwinLane:
     def prepare(self, fixture: LayerFixture) -> None:
         """Nothing: no other process waits for a CPU."""
 
+    def computer(self) -> Computer:
+        """The twin's code with what compiles it, and the packages that it computes with."""
+        versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+        code = code_digest("routeblock.twin.layer")
+        binary = sha256_json({"code": code, "numba": versions["numba"], "llvmlite": versions["llvmlite"]})
+        return Computer(binary, versions)
+
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         """The four surfaces on the number of threads that the replicate asks for."""
         threads = threads_of(request.replicate)
@@ -96,24 +84,35 @@ class TwinLane:
             os.environ["NUMBA_NUM_THREADS"] = str(max(threads, asked, os.cpu_count() or 1))
         import numba
 
+        from routeblock.twin.gemm import Visits
+        from routeblock.twin.weights import unpack
+
         numba.set_num_threads(threads)
         plan = request.plan or fixture.plans[request.history]
         weights = {gemm: unpack(fixture, gemm) for gemm in GEMMS}
-        surfaces = compute(fixture, weights, plan, request.launches, self.facts.architecture)
-        versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-        code = code_digest("routeblock.twin.layer")
+        visits = {gemm: Visits() for gemm in GEMMS}
+        surfaces = compute(fixture, weights, plan, request.launches, self.facts.architecture, visits)
         return Outcome(
             surfaces=surfaces,
-            plan=plan,
-            grids={gemm: self._grid(fixture, plan.num_blocks, request, gemm) for gemm in GEMMS},
+            plan=_visited(fixture, visits),
+            grids={gemm: launch.grid for gemm, launch in request.launches.items()},
             prelude=False,
-            binary=sha256_json({"code": code, "numba": versions["numba"], "llvmlite": versions["llvmlite"]}),
-            environment=versions,
+            computer=self.computer(),
+            consumption=BY_LOOPS,
+            slices={gemm: seen.slices() for gemm, seen in visits.items()},
             telemetry={"threads": threads},
         )
 
-    @staticmethod
-    def _grid(fixture: LayerFixture, blocks: int, request: Request, gemm: str) -> int:
-        n, k = fixture.shape(gemm)
-        launch = request.launches[gemm]
-        return partition(blocks, n, k, launch.thread_n, launch.thread_k, launch.grid, fixture.spec["group_size"]).grid
+
+def _visited(fixture: LayerFixture, visits: Mapping[str, Visits]) -> AlignedPlan:
+    """The one plan that the loops of both GEMMs went through, with global expert ids."""
+    first, second = (visits[gemm].plan(fixture.topk_ids.size) for gemm in GEMMS)
+    for part in ("sorted_token_ids", "expert_ids"):
+        if not np.array_equal(getattr(first, part), getattr(second, part)):
+            raise InputError(
+                f"the loops of {' and '.join(GEMMS)} went through other {part}",
+                where="twin",
+                limit="both GEMMs read one plan",
+                way_out="report this: the twin is broken",
+            )
+    return fixture.expand(first)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,23 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_array, sha256_bytes, sha256_file
+from routeblock.evidence.digest import canonical_json, sha256_array, sha256_bytes, sha256_file, sha256_json
 from routeblock.evidence.files import is_temporary
 from routeblock.evidence.manifest import Manifest
-from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TENSORS, Record, Treatment
+from routeblock.evidence.record import (
+    BY_LOOPS,
+    READ_BACK,
+    RECORD,
+    RECORD_MANIFEST,
+    TELEMETRY,
+    TENSORS,
+    Record,
+    Treatment,
+)
 from routeblock.evidence.tensors import open_tensors
 from routeblock.route_block.scorer.arithmetic import faults_of
-from routeblock.route_block.scorer.inputs import GEMMS, SURFACES, Arm, Given, first_line
+from routeblock.route_block.scorer.expected_rows import slices_of
+from routeblock.route_block.scorer.inputs import GEMMS, SURFACES, Arm, Study, first_line
 from routeblock.route_block.scorer.membership import ASKED, EXCHANGES, StoredPlan, place_in_order
 from routeblock.route_block.scorer.reasons import Finding, Reason
 
@@ -44,11 +55,20 @@ def run_name(cell: str, history: str, replicate: int) -> str:
 
 
 @dataclass(frozen=True)
+class Process:
+    """A run's process: host, pid and start; on a GPU also which one, and from when to when (seconds of the epoch)."""
+
+    identity: tuple[str, int, str]
+    device: tuple[str, float, float] | str
+    """The GPU, begin and end; else why they cannot be read."""
+
+
+@dataclass(frozen=True)
 class Audited:
     """A run as it was found.
 
-    outcome: the recomputed SHA-256 of each surface, then the plan's fingerprint. process: its host, pid and start by
-    its telemetry, or why they cannot be told.
+    outcome: the recomputed SHA-256 of each surface, then the plan's fingerprint. process: what its telemetry reports of
+    it, or why that cannot be read.
     """
 
     key: Key
@@ -56,7 +76,7 @@ class Audited:
     record_digest: str
     plan: StoredPlan
     outcome: tuple[str, ...]
-    process: tuple[str, int, str] | str
+    process: Process | str
 
     @property
     def name(self) -> str:
@@ -64,29 +84,30 @@ class Audited:
         return run_name(*self.key)
 
 
-def expected_runs(given: Given, replicates: int) -> list[Key]:
+def expected_runs(study: Study, replicates: int) -> list[Key]:
     """Every run of the study on this fixture, in the order of execution."""
-    keys = [(cell, history, r) for cell, history in given.arms for r in range(1, replicates + 1)]
+    keys = [(cell, history, r) for cell, history in study.arms for r in range(1, replicates + 1)]
     return sorted(keys, key=lambda key: place_in_order(*key))
 
 
-def audit_set(given: Given, runs: Path, replicates: int) -> tuple[list[Audited], list[Finding]]:
+def audit_set(study: Study, runs: Path, replicates: int) -> tuple[list[Audited], list[Finding]]:
     """Read every run below `runs`: those without a fault, and the faults of the others and of the set."""
-    expected = expected_runs(given, replicates)
-    arms = given.arms
+    expected = expected_runs(study, replicates)
+    arms = study.arms
     findings = list(_completeness(runs, expected))
     missing = {finding.run for finding in findings if finding.reason is Reason.MISSING_RUN}
     present = [key for key in expected if run_name(*key) not in missing]
     with ThreadPoolExecutor() as pool:
-        read = list(pool.map(lambda key: _audit(given, arms, runs, key), present))
+        read = list(pool.map(lambda key: _audit(study, arms, runs, key), present))
     findings += [f for _, faults in read for f in faults]
     audited = [run for run, faults in read if run is not None and not faults]
     # What no single run shows is asked of those that are sound on their own, so that one fault is named once.
     for check in (
-        _identities,
         _separate,
-        lambda found: _replicates(found, given),
-        lambda found: _belong_together(found, given, runs),
+        lambda found: _order(found, study),
+        lambda found: _some_not_read_back(found),
+        lambda found: _replicates(found, study),
+        lambda found: _belong_together(found, study, runs),
     ):
         faulty = list(check(audited))
         findings += faulty
@@ -110,7 +131,7 @@ def _completeness(runs: Path, expected: Sequence[Key]) -> Iterator[Finding]:
         yield Finding(name, Reason.EXTRA_RUN, "no run of the study on this fixture")
 
 
-def _audit(given: Given, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -> tuple[Audited | None, list[Finding]]:
+def _audit(study: Study, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -> tuple[Audited | None, list[Finding]]:
     folder, name = runs / run_name(*key), run_name(*key)
     try:
         data = (folder / RECORD).read_bytes()
@@ -119,9 +140,9 @@ def _audit(given: Given, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -
             raise ValueError("not canonical JSON")
     except (OSError, ValueError, RecursionError) as e:
         return None, [Finding(name, Reason.UNREADABLE_RECORD, first_line(e))]
-    faults = [*_seal(given, key, folder, record), *_marks(given, key, record)]
+    faults = [*_seal(study, key, folder, record), *_marks(study, key, record)]
     try:
-        surfaces, plan = _read_tensors(folder / TENSORS, given)
+        surfaces, plan = _read_tensors(folder / TENSORS, study)
     except InputError as e:
         return None, [
             Finding(name, reason, detail) for reason, detail in [*faults, (Reason.UNREADABLE_TENSORS, e.what)]
@@ -129,9 +150,11 @@ def _audit(given: Given, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -
     except _FaultError as e:
         return None, [Finding(name, reason, detail) for reason, detail in [*faults, (e.reason, e.detail)]]
     faults += [
-        *_surfaces(given, record, surfaces),
-        *_plan(given, arms, key, record, plan),
-        *_treatment(given, key, record, plan),
+        *_surfaces(study, record, surfaces),
+        *_plan(study, arms, key, record, plan),
+        *_treatment(study, key, record, plan),
+        *_consumption(study, key, record, plan),
+        *_identity(study, record),
     ]
     audited = Audited(
         key,
@@ -155,7 +178,7 @@ class _FaultError(Exception):
 Faults = Iterator[tuple[Reason, str]]
 
 
-def _seal(given: Given, key: Key, folder: Path, record: Record) -> Faults:
+def _seal(study: Study, key: Key, folder: Path, record: Record) -> Faults:
     path = folder / RECORD_MANIFEST
     try:
         manifest = Manifest.model_validate_json(path.read_bytes())
@@ -172,21 +195,21 @@ def _seal(given: Given, key: Key, folder: Path, record: Record) -> Faults:
         odd = sorted(n for n in sealed.keys() | outputs.keys() if sealed.get(n) != outputs.get(n))
         yield Reason.BROKEN_SEAL, f"{odd[0]} is not the file that was sealed"
     listed = {e.sha256 for e in manifest.inputs}
-    for name, digest in given.files.items():
+    for name, digest in study.files.items():
         if digest not in listed:
             yield Reason.BROKEN_SEAL, f"{name} is not among the sealed inputs"
     if manifest.code != record.identity.source:
         yield Reason.BROKEN_SEAL, "sealed by other code than the record's source"
     if manifest.rule not in RUN_RULES:
         yield Reason.BROKEN_SEAL, f"sealed by rule {manifest.rule!r}, which makes no runs"
-    place = dict(zip(("lane", "cell", "history", "replicate"), (given.prediction.lane, *key), strict=True))
+    place = dict(zip(("lane", "cell", "history", "replicate"), (study.prediction.lane, *key), strict=True))
     if manifest.parameters != place:
         yield Reason.BROKEN_SEAL, f"sealed for {manifest.parameters}, where {place} belongs"
 
 
-def _marks(given: Given, key: Key, record: Record) -> Faults:
+def _marks(study: Study, key: Key, record: Record) -> Faults:
     cell, history, replicate = key
-    frozen = given.prediction
+    frozen = study.prediction
     wanted = {
         "lane": frozen.lane,
         "point": frozen.point,
@@ -204,20 +227,20 @@ def _marks(given: Given, key: Key, record: Record) -> Faults:
     if record.status != STATUS.get(frozen.lane):
         wanted_status = f"they are {STATUS[frozen.lane]!r}" if frozen.lane in STATUS else "the study has no such lane"
         yield Reason.WRONG_STATUS, f"results of lane {frozen.lane} are called {record.status!r}; {wanted_status}"
-    if record.fixture != given.fixture_digest:
-        yield Reason.FIXTURE_DIGEST, f"{record.fixture[:16]}, on disk {given.fixture_digest[:16]}"
-    if record.prediction != given.prediction_digest:
-        yield Reason.PREDICTION_DIGEST, f"{record.prediction[:16]}, on disk {given.prediction_digest[:16]}"
-    if record.inputs != given.inputs:
+    if record.fixture != study.fixture_digest:
+        yield Reason.FIXTURE_DIGEST, f"{record.fixture[:16]}, on disk {study.fixture_digest[:16]}"
+    if record.prediction != study.prediction_digest:
+        yield Reason.PREDICTION_DIGEST, f"{record.prediction[:16]}, on disk {study.prediction_digest[:16]}"
+    if record.inputs != study.tensors:
         odd = sorted(
-            n for n in record.inputs.keys() | given.inputs.keys() if record.inputs.get(n) != given.inputs.get(n)
+            n for n in record.inputs.keys() | study.tensors.keys() if record.inputs.get(n) != study.tensors.get(n)
         )
         yield Reason.INPUT_DIGEST, f"{odd[0]} is not the one on disk"
     if record.grid.keys() != set(GEMMS):
         yield Reason.GRID_NOT_PREDICTED, f"launches of {', '.join(sorted(record.grid))}"
         return
     for gemm in GEMMS:
-        launch, asked = record.grid[gemm], given.launch(cell, gemm)
+        launch, asked = record.grid[gemm], study.launch(cell, gemm)
         if (launch.thread_k, launch.thread_n, launch.asked) != asked:
             found = f"({launch.thread_k}, {launch.thread_n}) on {launch.asked}"
             yield Reason.GRID_NOT_PREDICTED, f"{gemm} asked {found}, predicted ({asked[0]}, {asked[1]}) on {asked[2]}"
@@ -225,9 +248,9 @@ def _marks(given: Given, key: Key, record: Record) -> Faults:
             yield Reason.GRID_NOT_CONSUMED, f"{gemm} asked for grid {launch.asked}, launched {launch.launched}"
 
 
-def _read_tensors(path: Path, given: Given) -> tuple[dict[str, str], StoredPlan]:
+def _read_tensors(path: Path, study: Study) -> tuple[dict[str, str], StoredPlan]:
     """The recomputed SHA-256 of each surface, and the stored plan."""
-    dtype = given.spec.dtype
+    dtype = study.spec.dtype
     with open_tensors(path) as tensors:
         wanted = sorted((*SURFACES, *PLAN_TENSORS))
         if tensors.names != wanted:
@@ -238,33 +261,33 @@ def _read_tensors(path: Path, given: Given) -> tuple[dict[str, str], StoredPlan]
             x = tensors.read(name)
             if x.dtype.name != dtype:
                 raise _FaultError(Reason.SURFACE_DTYPE, f"{name} is stored as {x.dtype.name}, not {dtype}")
-            if list(x.shape) != given.shape(name):
-                detail = f"{name} is stored as {list(x.shape)}, not {given.shape(name)}"
+            if list(x.shape) != study.shape(name):
+                detail = f"{name} is stored as {list(x.shape)}, not {study.shape(name)}"
                 raise _FaultError(Reason.SURFACE_SHAPE, detail)
             surfaces[name] = sha256_array(x)
         plan = [tensors.read(name) for name in PLAN_TENSORS]
-    return surfaces, StoredPlan(plan[0], plan[1], given.spec.block_size, int(given.topk_ids.size))
+    return surfaces, StoredPlan(plan[0], plan[1], study.spec.block_size, int(study.topk_ids.size))
 
 
-def _surfaces(given: Given, record: Record, found: Mapping[str, str]) -> Faults:
+def _surfaces(study: Study, record: Record, found: Mapping[str, str]) -> Faults:
     if record.surfaces.keys() != set(SURFACES):
         yield Reason.TENSOR_SET, f"the record states {', '.join(sorted(record.surfaces))}"
         return
     for name in SURFACES:
         stated = record.surfaces[name]
-        if stated.dtype != given.dtype:
-            yield Reason.SURFACE_DTYPE, f"{name} stated as {stated.dtype}, not {given.dtype}"
-        if list(stated.shape) != given.shape(name):
-            yield Reason.SURFACE_SHAPE, f"{name} stated as {list(stated.shape)}, not {given.shape(name)}"
+        if stated.dtype != study.dtype:
+            yield Reason.SURFACE_DTYPE, f"{name} stated as {stated.dtype}, not {study.dtype}"
+        if list(stated.shape) != study.shape(name):
+            yield Reason.SURFACE_SHAPE, f"{name} stated as {list(stated.shape)}, not {study.shape(name)}"
         if stated.sha256 != found[name]:
             yield Reason.SURFACE_HASH, f"{name} stated {stated.sha256[:16]}, its raw bytes give {found[name][:16]}"
 
 
-def _plan(given: Given, arms: Mapping[Arm, StoredPlan], key: Key, record: Record, plan: StoredPlan) -> Faults:
+def _plan(study: Study, arms: Mapping[Arm, StoredPlan], key: Key, record: Record, plan: StoredPlan) -> Faults:
     cell, history, _ = key
-    if fault := plan.fault(given.topk_ids):
+    if fault := plan.fault(study.topk_ids):
         yield fault
-    elif (given.is_twin or cell != "native") and (difference := plan.differs(arms[cell, history])):
+    elif (study.is_twin or cell != "native") and (difference := plan.differs(arms[cell, history])):
         yield difference
     stated = record.plan
     found = (plan.fingerprint, *plan.digests, int(plan.sorted_token_ids.size), plan.block_size, plan.routes)
@@ -274,13 +297,13 @@ def _plan(given: Given, arms: Mapping[Arm, StoredPlan], key: Key, record: Record
             yield Reason.PLAN_DIGEST, f"{name} is stated as {getattr(stated, name)}, the stored plan has {value}"
 
 
-def _treatment(given: Given, key: Key, record: Record, plan: StoredPlan) -> Faults:
+def _treatment(study: Study, key: Key, record: Record, plan: StoredPlan) -> Faults:
     cell, history, _ = key
     asked, consumed = record.treatment.asked, record.treatment.consumed
     wanted = Treatment(
         intervention=ASKED[cell],
-        pair=given.pairs[EXCHANGES[cell]] if cell in EXCHANGES else None,
-        prelude=history == "H1" and not given.is_twin,
+        pair=study.pairs[EXCHANGES[cell]] if cell in EXCHANGES else None,
+        prelude=history == "H1" and not study.is_twin,
         sorted_token_ids=None if cell == "native" else plan.digests[0],
     )
     for reason, found, to, against in (
@@ -293,53 +316,123 @@ def _treatment(given: Given, key: Key, record: Record, plan: StoredPlan) -> Faul
                 break
 
 
-def _identities(runs: Sequence[Audited]) -> Iterator[Finding]:
-    """Runs whose source, binary or environment is not that of most runs (of the earliest, in a tie)."""
-    parts: dict[str, Callable[[Record], str]] = {
-        "source": lambda r: r.identity.source,
-        "binary": lambda r: r.identity.binary,
-        "environment": lambda r: json.dumps(r.identity.environment, sort_keys=True),
-    }
-    for what, part in parts.items():
-        count = Counter(part(run.record) for run in runs)
-        if len(count) > 1:
-            usual = count.most_common(1)[0][0]
-            for run in runs:
-                if part(run.record) != usual:
-                    detail = f"{what} is {part(run.record)}, that of {count[usual]} other runs {usual}"
-                    yield Finding(run.name, Reason.IDENTITY_DIFFERS, detail)
+def _consumption(study: Study, key: Key, record: Record, plan: StoredPlan) -> Faults:
+    """What the kernels reported of themselves against the stored plan and, on a twin, the cut of the launch."""
+    found = record.consumption
+    if found is None:
+        if not study.is_recorded:
+            yield Reason.TREATMENT_NOT_CONSUMED, "the record does not say what the kernels used"
+        return
+    source = BY_LOOPS if study.is_twin else READ_BACK
+    if found.source != source:
+        yield Reason.TREATMENT_NOT_CONSUMED, f"what the kernels used is {found.source!r}, on this lane {source!r}"
+    used = (found.sorted_token_ids, found.expert_ids, found.num_tokens_post_padded)
+    names = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
+    for name, value, stored in zip(names, used, (*plan.digests, int(plan.sorted_token_ids.size)), strict=True):
+        if value != stored:
+            yield Reason.TREATMENT_NOT_CONSUMED, f"the kernels used {name} {value}, the stored plan has {stored}"
+            return
+    slices = found.slices or {}
+    for gemm in GEMMS if study.is_twin else ():
+        wanted = _slices_digest(study, gemm, study.launch(key[0], gemm))
+        if slices.get(gemm) != wanted:
+            yield (
+                Reason.GRID_NOT_CONSUMED,
+                f"{gemm}: the loops cut its tiles otherwise than the CUDA blocks of its grid",
+            )
 
 
-def _process(folder: Path) -> tuple[str, int, str] | str:
+def _slices_digest(study: Study, gemm: str, launch: tuple[int, int, int]) -> str:
+    blocks = int(study.own["H0"].expert_ids.size)  # of every legal plan of this routing
+    return sha256_json([sorted(pieces) for pieces in slices_of(study, gemm, blocks, launch)])
+
+
+def _identity(study: Study, record: Record) -> Faults:
+    """Where source, binary or environment is not the expected one."""
+    expected, found = study.identity, record.identity
+    for name in ("source", "binary"):
+        if getattr(found, name) != getattr(expected, name):
+            yield Reason.IDENTITY_DIFFERS, f"{name} is {getattr(found, name)}, expected {getattr(expected, name)}"
+    names = sorted(found.environment.keys() | expected.environment.keys())
+    odd = [n for n in names if found.environment.get(n) != expected.environment.get(n)]
+    if odd:
+        detail = f"{odd[0]} is {found.environment.get(odd[0])}, expected {expected.environment.get(odd[0])}"
+        yield Reason.IDENTITY_DIFFERS, f"environment: {detail}"
+
+
+def _process(folder: Path) -> Process | str:
     try:
-        told = json.loads((folder / TELEMETRY).read_bytes())
-        host, pid, start = (told[name] for name in ("host", "pid", "start"))
+        document = json.loads((folder / TELEMETRY).read_bytes())
+        host, pid, start = (document[name] for name in ("host", "pid", "start"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         return f"{TELEMETRY}: {first_line(e)}"
     if not (isinstance(host, str) and isinstance(pid, int) and isinstance(start, str)):
         return f"{TELEMETRY}: host {host!r}, pid {pid!r}, start {start!r}"
-    return host, pid, start
+    try:
+        return Process((host, pid, start), _device_use(document))
+    except (ValueError, KeyError, TypeError) as e:
+        return Process((host, pid, start), f"{TELEMETRY}: no {e}")
+
+
+def _device_use(document: dict[str, Any]) -> tuple[str, float, float]:
+    """The GPU of a run, when it began to use it and when it was done.
+
+    Telemetry from before these were stamped has the start of the process and the seconds of each part up to then.
+    """
+    gpu = str(document["lane"]["gpu_uuid"])
+    if "begin" in document:
+        begin, end = (datetime.fromisoformat(document[name]).timestamp() for name in ("begin", "end"))
+        return gpu, begin, end
+    spent, waited = document["seconds"], document["turn"]["seconds"]
+    begin = datetime.fromisoformat(document["start"]).timestamp()
+    begin += spent["reading"] + spent["preparing"] + waited["predecessor"] + waited["lock"]
+    return gpu, begin, begin + spent["lane"]
 
 
 def _separate(runs: Sequence[Audited]) -> Iterator[Finding]:
-    """Runs of which it is not told what process they were, or that were the same one as another."""
+    """Runs that do not say what process they were, or that were the same one as another."""
     by_process = defaultdict(list)
     for run in runs:
         if isinstance(run.process, str):
             yield Finding(run.name, Reason.NOT_SEPARATE, run.process)
         else:
-            by_process[run.process].append(run.name)
+            by_process[run.process.identity].append(run.name)
     for (host, pid, start), names in by_process.items():
         for name in names if len(names) > 1 else ():
             others = ", ".join(other for other in names if other != name)
             yield Finding(name, Reason.NOT_SEPARATE, f"process {pid} on {host} at {start}, as {others}")
 
 
-def _replicates(runs: Sequence[Audited], given: Given) -> Iterator[Finding]:
+def _order(runs: Sequence[Audited], study: Study) -> Iterator[Finding]:
+    """Runs that used their GPU before the run ahead of them was done; on a twin no order is claimed."""
+    ahead: dict[str, tuple[str, float]] = {}
+    for run in sorted(runs, key=lambda run: run.record.position) if not study.is_twin else ():
+        assert isinstance(run.process, Process)
+        if isinstance(run.process.device, str):
+            yield Finding(run.name, Reason.WRONG_ORDER, run.process.device)
+            continue
+        gpu, begin, end = run.process.device
+        name, done = ahead.get(gpu, ("", begin))
+        if begin < done:
+            yield Finding(run.name, Reason.WRONG_ORDER, f"it began {done - begin:.3f} s before {name} was done")
+        elif end < begin:
+            yield Finding(run.name, Reason.WRONG_ORDER, f"it was done {begin - end:.3f} s before it began")
+        ahead[gpu] = run.name, end
+
+
+def _some_not_read_back(runs: Sequence[Audited]) -> Iterator[Finding]:
+    """Recorded runs that hold no read-back where others of their study do."""
+    without = [run for run in runs if run.record.consumption is None]
+    for run in without if len(without) < len(runs) else ():
+        detail = "the record does not say what the kernels used, others of this study do"
+        yield Finding(run.name, Reason.TREATMENT_NOT_CONSUMED, detail)
+
+
+def _replicates(runs: Sequence[Audited], study: Study) -> Iterator[Finding]:
     """Replicates whose outcome is not that of most; `native` on a GPU may vary, and is reported instead."""
     for (cell, _), group in by_arm(runs).items():
         count = Counter(run.outcome for run in group)
-        if len(count) > 1 and (given.is_twin or cell != "native"):
+        if len(count) > 1 and (study.is_twin or cell != "native"):
             usual = count.most_common(1)[0][0]
             for run in group:
                 if run.outcome != usual:
@@ -349,20 +442,20 @@ def _replicates(runs: Sequence[Audited], given: Given) -> Iterator[Finding]:
                     yield Finding(run.name, Reason.REPLICATES_DIFFER, detail)
 
 
-def _belong_together(audited: Sequence[Audited], given: Given, runs: Path) -> Iterator[Finding]:
+def _belong_together(audited: Sequence[Audited], study: Study, runs: Path) -> Iterator[Finding]:
     """Runs whose surfaces do not follow from one another; equal surfaces are looked at once."""
     alike: dict[tuple[str, ...], list[Audited]] = defaultdict(list)
     for run in audited:
         alike[run.outcome[: len(SURFACES)]].append(run)
     groups = list(alike.values())
     with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda group: list(faults_of(load_surfaces(runs, group[0]), given.spec.top_k)), groups)
+        found = pool.map(lambda group: list(faults_of(load_surfaces(runs, group[0]), study.spec.top_k)), groups)
         for group, faults in zip(groups, found, strict=True):
             yield from (Finding(run.name, reason, detail) for run in group for reason, detail in faults)
 
 
 def by_arm(runs: Sequence[Audited]) -> dict[Arm, list[Audited]]:
-    """Runs by cell and history, in the order given."""
+    """Runs by cell and history, in the order of `runs`."""
     found: dict[Arm, list[Audited]] = defaultdict(list)
     for run in runs:
         found[run.key[0], run.key[1]].append(run)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scorer's own account of which rows can differ between two arms, from the stored plans and the launches alone.
 
-It walks the CUDA blocks one by one (`cuda_walk`) and shares no code with the prediction, which it checks: a prediction
+It walks the CUDA blocks one by one (`block_walk`) and shares no code with the prediction, which it checks: a prediction
 by which everything can differ would be right whatever the runs say.
 """
 
@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.route_block.scorer.block_walk import slices_by_tile
-from routeblock.route_block.scorer.inputs import GEMMS, PREDICTION, SURFACES, Arm, Given
+from routeblock.route_block.scorer.inputs import GEMMS, PREDICTION, SURFACES, Arm, Study
 from routeblock.route_block.scorer.reasons import Finding, Reason
 
 Launch = tuple[int, int, int]
 Classes = dict[tuple[Arm, str], NDArray[np.intp]]
 
 
-def check_rows(given: Given) -> Iterator[Finding]:
+def check_rows(study: Study) -> Iterator[Finding]:
     """Pairs whose predicted routes or rows are not those that the CUDA blocks give; call it on a consistent prediction.
 
     Both directions count: a row too few is a wrong prediction, a row too many one that cannot fail.
     """
-    classes = _classes(given)
-    for pair in given.prediction.pairs:
+    classes = _classes(study)
+    for pair in study.prediction.pairs:
         changed = {
             g: np.flatnonzero(classes[pair.first, g] != classes[pair.second, g]).astype(int).tolist() for g in GEMMS
         }
@@ -35,7 +35,7 @@ def check_rows(given: Given) -> Iterator[Finding]:
             "w13": changed["w13"],
             "activation": changed["w13"],
             "w2": later,
-            "final": sorted({route // given.spec.top_k for route in later}),
+            "final": sorted({route // study.spec.top_k for route in later}),
         }
         for what, stated, found in (
             *((f"routes changed at {g}", pair.changed_signature.get(g), changed[g]) for g in GEMMS),
@@ -52,29 +52,35 @@ def _count(rows: list[int] | None) -> str:
     return "none" if rows is None else str(len(rows))
 
 
-def _classes(given: Given) -> Classes:
+def _classes(study: Study) -> Classes:
     """For each arm and GEMM the class of each route, int [routes]: one number for one way of being computed."""
     numbers: dict[Hashable, int] = {}
     of_blocks: dict[tuple[str, int, Launch], NDArray[np.intp]] = {}
     found: Classes = {}
-    for arm, plan in given.arms.items():
+    for arm, plan in study.arms.items():
         owners = np.array(plan.owners(), np.intp)
         for gemm in GEMMS:
-            at = gemm, int(plan.expert_ids.size), given.launch(arm[0], gemm)
+            at = gemm, int(plan.expert_ids.size), study.launch(arm[0], gemm)
             if at not in of_blocks:
-                of_blocks[at] = _block_classes(given, *at, numbers)
+                of_blocks[at] = _block_classes(study, *at, numbers)
             found[arm, gemm] = of_blocks[at][owners]
     return found
 
 
-def _block_classes(
-    given: Given, gemm: str, blocks: int, launch: Launch, numbers: dict[Hashable, int]
-) -> NDArray[np.intp]:
+def slices_of(study: Study, gemm: str, blocks: int, launch: Launch) -> list[frozenset[tuple[int, int]]]:
+    """For each tile of a GEMM the K-tiles [first, one past the last] of its slices, by a walk over the CUDA blocks."""
     thread_k, thread_n, grid = launch
-    hidden, intermediate = given.spec.hidden, given.spec.intermediate
+    hidden, intermediate = study.spec.hidden, study.spec.intermediate
     n, k = (2 * intermediate, hidden) if gemm == "w13" else (hidden, intermediate)
-    n_tiles = n // thread_n
-    pieces = slices_by_tile(blocks * n_tiles, k // thread_k, grid, given.spec.group_size, thread_k)
+    return slices_by_tile(blocks * (n // thread_n), k // thread_k, grid, study.spec.group_size, thread_k)
+
+
+def _block_classes(
+    study: Study, gemm: str, blocks: int, launch: Launch, numbers: dict[Hashable, int]
+) -> NDArray[np.intp]:
+    thread_k, thread_n, _ = launch
+    pieces = slices_of(study, gemm, blocks, launch)
+    n_tiles = len(pieces) // blocks if blocks else 0
     # Thread sizes belong to it: they set which warps share a sum.
     kinds = [(thread_k, thread_n, tuple(pieces[b * n_tiles : (b + 1) * n_tiles])) for b in range(blocks)]
     return np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds], np.intp)

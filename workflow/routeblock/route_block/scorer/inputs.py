@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scorer holds runs against: the fixture and the frozen prediction, read from disk and hashed by itself."""
+"""What the scorer holds runs against, read from disk and hashed by itself: fixture, frozen prediction, expected
+identity.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from routeblock.evidence.tensors import load_tensors
 from routeblock.route_block.scorer.membership import ASKED, HISTORIES, StoredPlan, wanted_plan
 from routeblock.route_block.scorer.reasons import Finding, Reason
 
-FIXTURE, PREDICTION = "fixture.json", "prediction.json"
+FIXTURE, PREDICTION, IDENTITY = "fixture.json", "prediction.json", "identity.json"
 LAYER, INPUTS, PLANS = "layer.safetensors", "inputs.safetensors", "plans.safetensors"
 SURFACES = ("w13", "activation", "w2", "final")
 GEMMS = ("w13", "w2")
@@ -50,6 +52,8 @@ class Exchange(_Read):
     within: tuple[int, int] | None
     across: tuple[int, int] | None
     why: str = ""
+    chosen: str = ""
+    """How: published prior data, by construction, by search."""
 
 
 class FixtureSpec(_Read):
@@ -103,6 +107,8 @@ class Prediction(_Read):
     point: str
     plan_source: str
     launches: Annotated[dict[str, Launch], AfterValidator(_of_both)]
+    launch_status: dict[str, str] = {}
+    """Where the native launch of each GEMM comes from: published, assumed ..."""
     full_k_grid: Size
     plans: dict[str, str]
     exchange: Exchange
@@ -110,20 +116,37 @@ class Prediction(_Read):
     pairs: list[PredictedPair]
 
 
+class ExpectedIdentity(_Read):
+    """What was going to compute, written down outside the runs: the scorer asks no run what most of them say."""
+
+    format: Literal["routeblock.expected_identity.v1"]
+    lane: str
+    source: str
+    binary: str
+    environment: dict[str, str]
+    frozen: str
+    """When, and for what was written down afterwards, from what."""
+
+
 @dataclass(frozen=True)
-class Given:
-    """Fixture and prediction: their digests, and everything that a run has to agree with."""
+class Study:
+    """Fixture, prediction and expected identity: their digests, and everything that a run has to agree with."""
 
     fixture_folder: Path
     prediction_path: Path
+    identity_path: Path
+    identity: ExpectedIdentity
+    identity_digest: str
     spec: FixtureSpec
     prediction: Prediction
     fixture_digest: str
     prediction_digest: str
-    inputs: Mapping[str, str]
+    tensors: Mapping[str, str]
     """SHA-256 of each tensor that goes in; of the layer, its file."""
     files: Mapping[str, str]
-    """SHA-256 of the fixture's files and the prediction by name, as every run's manifest must list them."""
+    """SHA-256 by name of what every run's manifest must list: the fixture's files, the prediction and, of runs made
+    here, the expected identity. That of recorded runs is committed apart from them: no seal of theirs covers it.
+    """
     topk_ids: NDArray[Any]
     own: Mapping[str, StoredPlan]
     """The plans of H0 and H1 that the injected cells use."""
@@ -134,6 +157,11 @@ class Given:
     def is_twin(self) -> bool:
         """Whether a CPU computed the runs: there `native` replays a stored plan."""
         return self.prediction.lane.startswith("twin-")
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the runs were rebuilt from evidence that is older than some of what runs now report."""
+        return self.lane != self.prediction.lane
 
     @property
     def dtype(self) -> str:
@@ -185,15 +213,25 @@ def _canonical(path: Path, model: type[Document], way_out: str) -> tuple[Documen
         raise _refuse(path, f"not readable: {first_line(e)}", "canonical JSON of this version", way_out) from e
 
 
-def read_given(fixture: Path, prediction: Path, plans: Path | None = None, lane: str | None = None) -> Given:
-    """Read and hash the fixture and the prediction; `plans` is the file of captured plans, default the fixture's.
+def read_study(
+    fixture: Path, prediction: Path, identity: Path, plans: Path | None = None, lane: str | None = None
+) -> Study:
+    """Read and hash fixture, prediction and expected identity; `plans`: the file of captured plans, default the
+    fixture's.
 
     `lane`: the lane under which a verdict is filed, default that of the prediction. Raises InputError if a file is
     missing or broken, or is not the one that fixture.json names, and for a lane that these runs are not of.
     """
     spec, fixture_digest = _canonical(fixture / FIXTURE, FixtureSpec, "make it with routeblock fixture")
     frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock predict")
+    expected, identity_digest = _canonical(identity, ExpectedIdentity, "make it with routeblock freeze-identity")
+    if expected.lane != frozen.lane:
+        limit = f"the runs are of lane {frozen.lane}"
+        raise _refuse(identity, f"the identity of lane {expected.lane}", limit, "name the identity of their lane")
+    filed = _filed(prediction, frozen.lane, lane)
     files = {FIXTURE: fixture_digest, PREDICTION: prediction_digest}
+    if filed == frozen.lane:
+        files[IDENTITY] = identity_digest
     for name in (LAYER, INPUTS, PLANS):
         path = fixture / name
         if not path.is_file():
@@ -222,9 +260,12 @@ def read_given(fixture: Path, prediction: Path, plans: Path | None = None, lane:
             way_out = "make the plans again"
             raise _refuse(plans or fixture / PLANS, f"{history}: {fault[1]}", "a legal plan is needed", way_out)
     hashed = {name: sha256_array(inputs[name]) for name in ("hidden", "topk_ids", "topk_weights")}
-    return Given(
+    return Study(
         fixture,
         prediction,
+        identity,
+        expected,
+        identity_digest,
         spec,
         frozen,
         fixture_digest,
@@ -233,7 +274,7 @@ def read_given(fixture: Path, prediction: Path, plans: Path | None = None, lane:
         files,
         inputs["topk_ids"],
         own,
-        _filed(prediction, frozen.lane, lane),
+        filed,
     )
 
 
@@ -244,20 +285,20 @@ def _filed(prediction: Path, own: str, lane: str | None) -> str:
     raise _refuse(prediction, f"runs of lane {own}", f"they cannot be filed as {lane}", f"name {own}")
 
 
-def check_prediction(given: Given) -> Iterator[Finding]:
+def check_prediction(study: Study) -> Iterator[Finding]:
     """Whether the prediction is about this fixture and these plans, complete, and free of contradiction."""
-    frozen = given.prediction
+    frozen = study.prediction
 
     def finding(reason: Reason, detail: str) -> Finding:
         return Finding(PREDICTION, reason, detail)
 
-    if frozen.fixture != given.fixture_digest:
-        yield finding(Reason.PREDICTION_MISMATCH, f"for fixture {frozen.fixture[:16]}, not {given.fixture_digest[:16]}")
-    for history, plan in given.own.items():
+    if frozen.fixture != study.fixture_digest:
+        yield finding(Reason.PREDICTION_MISMATCH, f"for fixture {frozen.fixture[:16]}, not {study.fixture_digest[:16]}")
+    for history, plan in study.own.items():
         if frozen.plans.get(history) != plan.fingerprint:
             yield finding(Reason.PREDICTION_MISMATCH, f"plan of {history} is not the stored one")
-    yield from _check_pairs(given)
-    arms = given.arms
+    yield from _check_pairs(study)
+    arms = study.arms
     listed = {(a.cell, a.history): a for a in frozen.arms}
     if listed.keys() != arms.keys() or len(frozen.arms) != len(arms):
         odd = sorted(listed.keys() ^ arms.keys()) or [("an arm", "twice")]
@@ -265,7 +306,7 @@ def check_prediction(given: Given) -> Iterator[Finding]:
     for arm in sorted(listed.keys() & arms.keys()):
         if listed[arm].fingerprint != arms[arm].fingerprint:
             yield finding(Reason.PREDICTION_MISMATCH, f"plan of {'/'.join(arm)} is not what the intervention gives")
-        if any(listed[arm].launches.get(g) != given.launch(arm[0], g) for g in GEMMS):
+        if any(listed[arm].launches.get(g) != study.launch(arm[0], g) for g in GEMMS):
             yield finding(Reason.PREDICTION_MISMATCH, f"launch of {'/'.join(arm)} is not the cell's")
     wanted = {frozenset(pair) for pair in combinations(arms, 2)}
     pairs = [frozenset((p.first, p.second)) for p in frozen.pairs]
@@ -274,39 +315,39 @@ def check_prediction(given: Given) -> Iterator[Finding]:
     for pair in frozen.pairs:
         if pair.rows.keys() != set(SURFACES) or pair.must_coincide != [s for s in SURFACES if not pair.rows[s]]:
             yield finding(Reason.PREDICTION_MISMATCH, f"{pair.name}: must_coincide is not what rows say")
-    yield from _check_full_k(given)
+    yield from _check_full_k(study)
 
 
-def _check_pairs(given: Given) -> Iterator[Finding]:
+def _check_pairs(study: Study) -> Iterator[Finding]:
     """Stored plans have the fixture's pairs; any pair lies within one block, or across two of one expert."""
-    if given.prediction.plan_source == "stored" and given.prediction.exchange != given.spec.exchange:
+    if study.prediction.plan_source == "stored" and study.prediction.exchange != study.spec.exchange:
         yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, "exchange pairs are not the fixture's")
-    flat = given.topk_ids.reshape(-1)
-    for name, pair in given.pairs.items():
+    flat = study.topk_ids.reshape(-1)
+    for name, pair in study.pairs.items():
         if pair is None:
             continue
         if not all(0 <= r < flat.size for r in pair) or pair[0] == pair[1] or flat[pair[0]] != flat[pair[1]]:
             detail = f"pair {name} {list(pair)}: not two routes of one expert"
             yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
             continue
-        for history, plan in given.own.items():
+        for history, plan in study.own.items():
             owners = plan.owners()
             if (owners[pair[0]] == owners[pair[1]]) != (name == "within"):
                 detail = f"pair {name} {list(pair)} stands in blocks {[owners[r] for r in pair]} under {history}"
                 yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
 
 
-def _check_full_k(given: Given) -> Iterator[Finding]:
-    _, thread_n, native = given.prediction.launches["w13"]
-    tiles = int(given.own["H0"].expert_ids.size) * (2 * given.spec.intermediate // thread_n)
+def _check_full_k(study: Study) -> Iterator[Finding]:
+    _, thread_n, native = study.prediction.launches["w13"]
+    tiles = int(study.own["H0"].expert_ids.size) * (2 * study.spec.intermediate // thread_n)
     if not tiles:
-        detail = f"W13 has no tile of {thread_n} columns in {2 * given.spec.intermediate}"
+        detail = f"W13 has no tile of {thread_n} columns in {2 * study.spec.intermediate}"
         yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
         return
     # A grid that divides the tile count hands whole tiles to each CUDA block.
     wanted = max(d for d in range(1, min(tiles, native) + 1) if tiles % d == 0)
-    if given.prediction.full_k_grid != wanted:
-        detail = f"grid {given.prediction.full_k_grid}; the largest divisor of {tiles} tiles up to {native} is {wanted}"
+    if study.prediction.full_k_grid != wanted:
+        detail = f"grid {study.prediction.full_k_grid}; the largest divisor of {tiles} tiles up to {native} is {wanted}"
         yield Finding(PREDICTION, Reason.FULL_K_SPLIT, detail)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the scorer refuse what it should? Eight copies of sound runs, seven with one change, each judged by the scorer.
+"""Does the scorer refuse what it should? Copies of sound runs, each with one change, and one without, each judged.
 
 A mutation is as hard to see as it can be: what follows from the changed value is computed anew and the run is sealed
-anew, so that one check alone can find it. Which one is declared beforehand in fixtures/mutations.json.
+anew, so that one check alone can find it (where the declaration says that the seal stays, two). Which one, and at which
+runs, is declared beforehand in fixtures/mutations.json.
 """
 
 from __future__ import annotations
@@ -11,48 +12,54 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import sha256_bytes, sha256_file
+from routeblock.evidence.digest import sha256_bytes, sha256_file, sha256_json
 from routeblock.evidence.files import TEMPORARY_SUFFIX, writable_folder, write_json
 from routeblock.evidence.manifest import SUFFIX, seal
-from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY_MANIFEST, TENSORS
+from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.route_block.scorer.audit import expected_runs, run_name
-from routeblock.route_block.scorer.inputs import Given, bits, first_line, read_given
+from routeblock.route_block.scorer.expected_rows import slices_of
+from routeblock.route_block.scorer.inputs import Study, bits, first_line, read_study
 from routeblock.route_block.scorer.membership import StoredPlan
 from routeblock.route_block.scorer.reasons import Reason
-from routeblock.route_block.scorer.score import files_of_runs, inputs_of, judge
+from routeblock.route_block.scorer.score import ASKED_ONLY, files_of_runs, inputs_of, judge
 
 FORMAT = "routeblock.mutations.v1"
-MOST_REPLICATES = 2  # enough for every check, those between replicates too
 UNCHANGED = "unchanged"
+ALL = "all"
 
 
 class Declared(BaseModel):
-    """One mutation as declared beforehand; reason None: the copy is to be accepted."""
+    """One mutation as declared beforehand: the runs that it changes, which are those to be refused, and the reasons.
+
+    No reason: the copy is to be accepted.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    run: str
+    runs: Annotated[list[str], Field(min_length=1)] | Literal["all"]
+    refused: list[str] | None = None
+    """The runs to be refused, where they are not those changed."""
     change: str
-    reason: Reason | None
+    reasons: list[Reason]
 
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format: Literal["routeblock.declared_mutations.v1"]
+    format: Literal["routeblock.declared_mutations.v2"]
     mutations: list[Declared]
 
 
@@ -60,14 +67,14 @@ class _File(BaseModel):
 class Run:
     """A run to change: its record as JSON and its tensors."""
 
-    given: Given
+    study: Study
     record: dict[str, Any]
     tensors: dict[str, NDArray[Any]]
 
     @property
     def plan(self) -> StoredPlan:
         """The stored plan."""
-        size, routes = self.given.spec.block_size, int(self.given.topk_ids.size)
+        size, routes = self.study.spec.block_size, int(self.study.topk_ids.size)
         return StoredPlan(self.tensors["sorted_token_ids"], self.tensors["expert_ids"], size, routes)
 
     def follow_plan(self) -> None:
@@ -77,6 +84,8 @@ class Run:
         self.record["plan"].update(stated)
         for marker in self.record["treatment"].values():
             marker["sorted_token_ids"] = plan.digests[0]
+        if found := self.record.get("consumption"):
+            found.update(sorted_token_ids=plan.digests[0], expert_ids=plan.digests[1])
 
 
 class _ImpossibleError(Exception):
@@ -102,7 +111,7 @@ def _expert_block(run: Run) -> None:
     free = [b for b in range(last + 1) if b == last or experts[b] + 1 < experts[b + 1]]
     alone = [b for b in free if experts[b] + 1 not in used and experts.tolist().count(int(experts[b])) == 1]
     if not alone:
-        raise _ImpossibleError("no block of this fixture can be given to an unused expert")
+        raise _ImpossibleError("no block of this fixture can be study to an unused expert")
     experts[alone[0]] += 1
     run.tensors["expert_ids"] = experts
     run.follow_plan()
@@ -114,7 +123,7 @@ def _treatment_marker(run: Run) -> None:
 
 def _grid_marker(run: Run) -> None:
     launch = run.record["grid"]["w13"]
-    native = run.given.launch("native", "w13")[2]
+    native = run.study.launch("native", "w13")[2]
     launch["launched"] = native if native != launch["asked"] else launch["asked"] - 1
 
 
@@ -129,8 +138,39 @@ def _raw_tensor(run: Run) -> None:
     run.tensors["w2"] = x
 
 
-def _identity(run: Run) -> None:
-    run.record["identity"]["binary"] = _other_digit(run.record["identity"]["binary"])
+def _edited(part: str) -> Callable[[Run], None]:
+    def edit(run: Run) -> None:
+        run.record["identity"][part] = _other_digit(run.record["identity"][part])
+
+    return edit
+
+
+def _binary_and_environment(run: Run) -> None:
+    _edited("binary")(run)
+    environment = run.record["identity"]["environment"]
+    first = min(environment)
+    environment[first] += "+other"
+
+
+def _consumption(run: Run) -> dict[str, Any]:
+    found = run.record.get("consumption")
+    if found is None:
+        raise _ImpossibleError(f"these records hold what was asked for: {ASKED_ONLY}")
+    return dict(found)
+
+
+def _plan_consumed(run: Run) -> None:
+    found = _consumption(run)
+    run.record["consumption"] = {**found, "sorted_token_ids": _other_digit(found["sorted_token_ids"])}
+
+
+def _slices_consumed(run: Run) -> None:
+    found = _consumption(run)
+    if not run.study.is_twin:
+        raise _ImpossibleError("a GPU reports no slices: its grid marker is that of the probe")
+    native = slices_of(run.study, "w13", int(run.plan.expert_ids.size), run.study.launch("native", "w13"))
+    slices = {**found["slices"], "w13": sha256_json([sorted(pieces) for pieces in native])}
+    run.record["consumption"] = {**found, "slices": slices}
 
 
 def _unchanged(run: Run) -> None:
@@ -141,15 +181,103 @@ def _other_digit(digest: str) -> str:
     return digest[:-1] + ("0" if digest[-1] != "0" else "1")
 
 
-MUTATE: Mapping[str, Callable[[Run], None]] = {
-    "route": _route,
-    "expert_block": _expert_block,
-    "treatment_marker": _treatment_marker,
-    "grid_marker": _grid_marker,
-    "stage_hash": _stage_hash,
-    "raw_tensor": _raw_tensor,
-    "identity": _identity,
-    UNCHANGED: _unchanged,
+@dataclass(frozen=True)
+class Copy:
+    """A copy of a set of runs to change."""
+
+    study: Study
+    root: Path
+
+    def change(self, name: str, change: Callable[[Run], None], *, sealed: bool = True) -> None:
+        """Change one run; `sealed`: state its digests, and the code that sealed it, anew."""
+        folder = self.root / name
+        run = Run(self.study, json.loads((folder / RECORD).read_bytes()), load_tensors(folder / TENSORS))
+        change(run)
+        save_tensors(folder / TENSORS, run.tensors)
+        write_json(folder / RECORD, run.record)
+        if sealed:
+            for seal_name in (RECORD_MANIFEST, TELEMETRY_MANIFEST):
+                seal_anew(folder, seal_name)
+
+    def relabel(self, name: str) -> None:
+        """Make what lies in a run's folder a run of that place: its replicate in record and seals."""
+        folder, replicate = self.root / name, int(name.removeprefix(name.rstrip("0123456789")))
+        record = json.loads((folder / RECORD).read_bytes())
+        write_json(folder / RECORD, {**record, "replicate": replicate})
+        for seal_name in (RECORD_MANIFEST, TELEMETRY_MANIFEST):
+            manifest = json.loads((folder / seal_name).read_bytes())
+            manifest["parameters"]["replicate"] = replicate
+            write_json(folder / seal_name, manifest)
+            seal_anew(folder, seal_name)
+
+
+def _each(change: Callable[[Run], None], *, sealed: bool = True) -> Callable[[Copy, Sequence[str]], None]:
+    """The mutation that changes each of its runs in this way."""
+
+    def mutate_each(copy: Copy, runs: Sequence[str]) -> None:
+        for name in runs:
+            copy.change(name, change, sealed=sealed)
+
+    return mutate_each
+
+
+def _dropped(copy: Copy, runs: Sequence[str]) -> None:
+    for name in runs:
+        shutil.rmtree(copy.root / name)
+
+
+def _duplicated(copy: Copy, runs: Sequence[str]) -> None:
+    """The first run stands in the place of the second too, with the second's planned position."""
+    first, second = runs
+    position = json.loads((copy.root / second / RECORD).read_bytes())["position"]
+    shutil.rmtree(copy.root / second)
+    shutil.copytree(copy.root / first, copy.root / second)
+    copy.relabel(second)
+    copy.change(second, lambda run: run.record.update(position=position))
+
+
+def _reordered(copy: Copy, runs: Sequence[str]) -> None:
+    """Two runs stand in each other's place; each keeps the position at which it ran."""
+    first, second = (copy.root / name for name in runs)
+    aside = copy.root / f"aside{TEMPORARY_SUFFIX}"
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+    for name in runs:
+        copy.relabel(name)
+
+
+def _stamps_exchanged(copy: Copy, runs: Sequence[str]) -> None:
+    """Two runs have each other's times."""
+    if copy.study.is_twin:
+        raise _ImpossibleError("on a twin no order is claimed")
+    paths = [copy.root / name / TELEMETRY for name in runs]
+    first, second = (json.loads(path.read_bytes()) for path in paths)
+    for path, mine, other in ((paths[0], first, second), (paths[1], second, first)):
+        times = {name: other[name] for name in ("start", "begin", "end", "seconds", "turn") if name in other}
+        write_json(path, {**mine, **times})
+        seal_anew(path.parent, TELEMETRY_MANIFEST)
+
+
+MUTATE: Mapping[str, Callable[[Copy, Sequence[str]], None]] = {
+    "route": _each(_route),
+    "expert_block": _each(_expert_block),
+    "treatment_marker": _each(_treatment_marker),
+    "plan_consumed": _each(_plan_consumed),
+    "grid_marker": _each(_grid_marker),
+    "slices_consumed": _each(_slices_consumed),
+    "stage_hash": _each(_stage_hash),
+    "raw_tensor": _each(_raw_tensor),
+    "source": _each(_edited("source")),
+    "source_unsealed": _each(_edited("source"), sealed=False),
+    "binary": _each(_edited("binary")),
+    "binary_unsealed": _each(_edited("binary"), sealed=False),
+    "binary_of_all": _each(_binary_and_environment),
+    "replicate_dropped": _dropped,
+    "replicate_duplicated": _duplicated,
+    "replicates_reordered": _reordered,
+    "order": _stamps_exchanged,
+    UNCHANGED: _each(_unchanged),
 }
 
 
@@ -166,8 +294,8 @@ def read_declared(path: Path) -> list[Declared]:
     return declared
 
 
-def _copy_set(given: Given, runs: Path, copy: Path, replicates: int, *, linked: bool) -> None:
-    for key in expected_runs(given, replicates):
+def _copy_set(study: Study, runs: Path, copy: Path, replicates: int, *, linked: bool) -> None:
+    for key in expected_runs(study, replicates):
         source, target = runs / run_name(*key), copy / run_name(*key)
         target.mkdir(parents=True)
         for path in (p for p in sorted(source.iterdir()) if p.is_file()):
@@ -179,46 +307,47 @@ def _copy_set(given: Given, runs: Path, copy: Path, replicates: int, *, linked: 
                 shutil.copy2(path, target / path.name)
 
 
-def _change(given: Given, folder: Path, mutate: Callable[[Run], None]) -> None:
-    run = Run(given, json.loads((folder / RECORD).read_bytes()), load_tensors(folder / TENSORS))
-    mutate(run)
-    save_tensors(folder / TENSORS, run.tensors)
-    write_json(folder / RECORD, run.record)
-    for name in (RECORD_MANIFEST, TELEMETRY_MANIFEST):
-        _seal_anew(folder, name)
-
-
-def _seal_anew(folder: Path, name: str) -> None:
-    """State size and SHA-256 of the run's own files as they now are; inputs from elsewhere stay as sealed."""
+def seal_anew(folder: Path, name: str) -> None:
+    """State size and SHA-256 of the run's own files, and the code, as they now are; inputs from elsewhere stay."""
     manifest = json.loads((folder / name).read_bytes())
     for entry in [*manifest["outputs"], *manifest["inputs"]]:
         path = folder / entry["path"]
         if "/" not in entry["path"]:
             entry.update(size=path.stat().st_size, sha256=sha256_file(path))
+    manifest["code"] = json.loads((folder / RECORD).read_bytes())["identity"]["source"]
     write_json(folder / name, manifest)
 
 
-def _try(given: Given, runs: Path, copy: Path, replicates: int, declared: Declared, *, linked: bool) -> dict[str, Any]:
-    _copy_set(given, runs, copy, replicates, linked=linked)
-    entry = {"name": declared.name, "run": declared.run, "change": declared.change, "declared": declared.reason}
-    if not (copy / declared.run).is_dir():
-        return {**entry, "found": [], "elsewhere": [], "as_declared": None, "note": "this fixture has no such run"}
+def _try(study: Study, runs: Path, copy: Path, replicates: int, declared: Declared, *, linked: bool) -> dict[str, Any]:
+    _copy_set(study, runs, copy, replicates, linked=linked)
+    every = [run_name(*key) for key in expected_runs(study, replicates)]
+    changed = every if declared.runs == ALL else list(declared.runs)
+    entry = {
+        "name": declared.name,
+        "runs": declared.runs,
+        "change": declared.change,
+        "declared": [str(reason) for reason in declared.reasons],
+    }
+    untried = {**entry, "found": [], "elsewhere": [], "as_declared": None}
+    if missing := [name for name in changed if not (copy / name).is_dir()]:
+        return {**untried, "note": f"this study has no run {missing[0]}"}
     try:
-        _change(given, copy / declared.run, MUTATE[declared.name])
+        MUTATE[declared.name](Copy(study, copy), changed)
     except _ImpossibleError as e:
-        return {**entry, "found": [], "elsewhere": [], "as_declared": None, "note": str(e)}
-    findings = judge(given, copy, replicates).findings
+        return {**untried, "note": str(e)}
+    findings = judge(study, copy, replicates).findings
     found = sorted({str(f.reason) for f in findings})
-    elsewhere = sorted({f.run for f in findings} - {declared.run})
-    wanted = [str(declared.reason)] if declared.reason else []
-    as_declared = found == wanted and not elsewhere
-    return {**entry, "found": found, "elsewhere": elsewhere, "as_declared": as_declared, "note": None}
+    refused = {f.run for f in findings}
+    wanted = set(changed if declared.refused is None else declared.refused) if declared.reasons else set()
+    as_declared = found == sorted(entry["declared"]) and refused == wanted
+    return {**entry, "found": found, "elsewhere": sorted(refused - wanted), "as_declared": as_declared, "note": None}
 
 
 def mutate(
     *,
     fixture: Path,
     prediction: Path,
+    identity: Path,
     runs: Path,
     replicates: int,
     declared: Path,
@@ -228,21 +357,20 @@ def mutate(
     keep: Path | None = None,
     lane: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Judge every mutation of the runs below `runs`, at most two replicates; write mutations.json to `out`, sealed.
+    """Judge every mutation of all runs below `runs`; write mutations.json to `out`, sealed.
 
     Returns the entries: declared reason, reasons found, and whether they agree (None where the fixture has no room for
     the mutation). The copies are links that vanish, or, in the folder `keep`, whole and to be looked at. Raises
     InputError if an input cannot be read, if a run is missing, or if `keep` is not empty.
     """
     entries = read_declared(declared)
-    given = read_given(fixture, prediction, plans, lane)
-    replicates = min(replicates, MOST_REPLICATES)
-    for key in expected_runs(given, replicates):
+    study = read_study(fixture, prediction, identity, plans, lane)
+    for key in expected_runs(study, replicates):
         if not (runs / run_name(*key) / RECORD).is_file():
             raise InputError(
                 "no such run",
                 where=str(runs / run_name(*key)),
-                limit=f"mutations need the first {replicates} replicates of every cell and history",
+                limit=f"mutations need {replicates} replicates of every cell and history",
                 way_out="run them first (routeblock run)",
             )
     writable_folder(out.parent)
@@ -254,15 +382,15 @@ def mutate(
     else:
         place = tempfile.TemporaryDirectory(dir=out.parent, prefix=".mutations.", suffix=TEMPORARY_SUFFIX)
     with place as folder:
-        results = [_try(given, runs, Path(folder) / d.name, replicates, d, linked=keep is None) for d in entries]
+        results = [_try(study, runs, Path(folder) / d.name, replicates, d, linked=keep is None) for d in entries]
     document = {
         "format": FORMAT,
-        "fixture": given.fixture_digest,
-        "prediction": given.prediction_digest,
+        "fixture": study.fixture_digest,
+        "prediction": study.prediction_digest,
         "declared": sha256_bytes(declared.read_bytes()),
-        "lane": given.lane,
-        "point": given.prediction.point,
-        "plan_source": given.prediction.plan_source,
+        "lane": study.lane,
+        "point": study.prediction.point,
+        "plan_source": study.prediction.plan_source,
         "replicates": replicates,
         "mutations": results,
     }
@@ -271,7 +399,7 @@ def mutate(
         out.with_suffix(SUFFIX),
         rule="mutations",
         outputs=[out],
-        inputs=[declared, *inputs_of(given, plans), *files_of_runs(given, runs, replicates)],
+        inputs=[declared, *inputs_of(study, plans), *files_of_runs(study, runs, replicates)],
         parameters={"replicates": replicates},
         code=code,
     )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.route_block.scorer.audit import Audited, by_arm, load_surfaces
-from routeblock.route_block.scorer.inputs import SURFACES, Arm, Given, bits
+from routeblock.route_block.scorer.inputs import SURFACES, Arm, Study, bits
 from routeblock.route_block.scorer.membership import HISTORIES
 
 CLAIMED_AT = ("published", "auto")  # operating points for which the study's relations are claimed on all surfaces
@@ -32,7 +32,7 @@ class Basis(StrEnum):
     """On what a relation rests."""
 
     BY_CONSTRUCTION = "by construction"
-    """The arms are one computation on equal inputs: a twin replays the same plan at the same launch."""
+    """The arms are one plan on one grid, injected or replayed by a twin: nothing but determinism was tested."""
     COMPUTED = "computed"
     OBSERVED = "observed"
 
@@ -94,14 +94,14 @@ def compare(first: NDArray[Any], second: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def judge_pairs(given: Given, arms: Mapping[Arm, Judged]) -> list[dict[str, Any]]:
+def judge_pairs(study: Study, arms: Mapping[Arm, Judged]) -> list[dict[str, Any]]:
     """Every predicted pair beside what its raw tensors show, route by route.
 
     A pair with a `native` that used another plan than the predicted one, or more than one, is not judged (GPU only).
     """
-    predicted = {(a.cell, a.history): a.fingerprint for a in given.prediction.arms}
+    predicted = {(a.cell, a.history): a.fingerprint for a in study.prediction.arms}
     judged = []
-    for pair in given.prediction.pairs:
+    for pair in study.prediction.pairs:
         a, b = arms[pair.first], arms[pair.second]
         off = [
             "/".join(arm.arm)
@@ -150,7 +150,7 @@ class Relation:
 class Case:
     """What the clauses may look at: the reference cell of each history, and surfaces that must coincide."""
 
-    given: Given
+    study: Study
     reference: str
     same: Callable[[Arm, Arm], tuple[str, ...]] = field(repr=False)
 
@@ -182,7 +182,7 @@ def _is_other_native(cell: str) -> Callable[[Case], Iterator[Clause]]:
 def _complete_opposite(case: Case) -> Iterator[Clause]:
     for clause in _is_other_native("swap_across")(case):
         # Stored plans differ in classes by this pair alone; captured ones need not: then the prediction decides.
-        everywhere = case.given.prediction.point in CLAIMED_AT and case.given.prediction.plan_source == "stored"
+        everywhere = case.study.prediction.point in CLAIMED_AT and case.study.prediction.plan_source == "stored"
         yield Clause(
             clause.first, clause.second, True, SURFACES if everywhere else case.same(clause.first, clause.second)
         )
@@ -190,8 +190,9 @@ def _complete_opposite(case: Case) -> Iterator[Clause]:
 
 def _same_at_full_k(case: Case) -> Iterator[Clause]:
     first, second = ("full_k", "H0"), ("full_k", "H1")
-    predicted = case.same(first, second)
-    yield Clause(first, second, True, tuple(s for s in SURFACES if s == "w13" or s in predicted))
+    yield Clause(first, second, True, ("w13",))
+    if predicted := tuple(s for s in case.same(first, second) if s != "w13"):
+        yield Clause(first, second, True, predicted)
 
 
 def _third_trajectory(case: Case) -> Iterator[Clause]:
@@ -212,12 +213,18 @@ RELATIONS = (
         _complete_opposite,
         needs_two_plans=True,
     ),
-    Relation(6, "full_k: H0 equals H1 at W13", ("full_k",), _same_at_full_k, needs_two_plans=True),
+    Relation(
+        6,
+        "full_k: H0 equals H1 at W13, and on every other surface that the prediction names",
+        ("full_k",),
+        _same_at_full_k,
+        needs_two_plans=True,
+    ),
     Relation(7, "canonical: H0 equals H1, its final differs from both natives", ("canonical",), _third_trajectory),
 )
 
 
-def judge_relations(given: Given, arms: Mapping[Arm, Judged]) -> list[dict[str, Any]]:
+def judge_relations(study: Study, arms: Mapping[Arm, Judged]) -> list[dict[str, Any]]:
     """The seven relations, each with its status, what it rests on, and every clause with the surfaces found equal.
 
     Where a GPU's own alignment did not give the stored plans or did not repeat itself, `replay` stands for `native`:
@@ -225,15 +232,15 @@ def judge_relations(given: Given, arms: Mapping[Arm, Judged]) -> list[dict[str, 
     """
     natives = [arms["native", h] for h in HISTORIES]
     repeated = all(n.is_reproducible for n in natives)
-    stored = all(n.first.plan.fingerprint == given.own[n.arm[1]].fingerprint for n in natives)
+    stored = all(n.first.plan.fingerprint == study.own[n.arm[1]].fingerprint for n in natives)
     reference = "native" if repeated and stored else "replay"
     note = ""
     if not repeated:
         note = "native is not reproducible on this machine; replay stands for it"
     elif not stored:
         note = "native used other plans than the injected ones; replay stands for it"
-    must = {frozenset((p.first, p.second)): tuple(p.must_coincide) for p in given.prediction.pairs}
-    case = Case(given, reference, lambda a, b: must[frozenset((a, b))])
+    must = {frozenset((p.first, p.second)): tuple(p.must_coincide) for p in study.prediction.pairs}
+    case = Case(study, reference, lambda a, b: must[frozenset((a, b))])
     return [_judge(relation, case, arms, note) for relation in RELATIONS]
 
 
@@ -243,12 +250,12 @@ def _of_injected(claim: str) -> str:
 
 
 def _judge(relation: Relation, case: Case, arms: Mapping[Arm, Judged], note: str) -> dict[str, Any]:
-    given = case.given
+    study = case.study
     missing = [cell for cell in relation.cells if (cell, "H0") not in arms]
-    one_plan = given.own["H0"].fingerprint == given.own["H1"].fingerprint
+    one_plan = study.own["H0"].fingerprint == study.own["H1"].fingerprint
     why = ""
     if missing:
-        why = given.prediction.exchange.why or f"there is no pair for {missing[0]}"
+        why = study.prediction.exchange.why or f"there is no pair for {missing[0]}"
     elif one_plan and relation.needs_two_plans:
         why = "both histories have one plan"
     elif relation.cells == (case.reference,):
@@ -258,20 +265,30 @@ def _judge(relation: Relation, case: Case, arms: Mapping[Arm, Judged], note: str
     elif any(not c.surfaces for c in relation.clauses(case)):
         why = "by the prediction other routes change class too, so the exchange need not carry the trajectory over"
     elif any(not c.equal and set(c.surfaces) & set(case.same(c.first, c.second)) for c in relation.clauses(case)):
-        why = given.spec.exchange.why or "by the prediction these arms cannot differ on every surface"
+        why = study.spec.exchange.why or "by the prediction these arms cannot differ on every surface"
     clauses = [] if missing else [_found(clause, arms) for clause in relation.clauses(case)]
     holds = all(clause["holds"] for clause in clauses)
-    constructed = given.is_twin and bool(clauses) and all(clause["one_computation"] for clause in clauses)
-    basis = Basis.BY_CONSTRUCTION if constructed else Basis.COMPUTED if given.is_twin else Basis.OBSERVED
+    # A GPU's own alignment was injected by nobody: equal to `native` is something observed.
+    injected = study.is_twin or "native" not in {arm[0] for c in clauses for arm in (c["first"], c["second"])}
+    constructed = injected and bool(clauses) and all(clause["one_computation"] for clause in clauses)
+    about = _about_w2(study) if relation.number == 6 and not missing else ""
+    basis = Basis.BY_CONSTRUCTION if constructed else Basis.COMPUTED if study.is_twin else Basis.OBSERVED
     return {
         "number": relation.number,
         "claim": relation.claim if case.reference == "native" else _of_injected(relation.claim),
         "status": str(Status.NOT_INFORMATIVE if why else Status.HOLDS if holds else Status.FAILS),
         "basis": str(basis),
         "reference": case.reference,
-        "note": why or note,
+        "note": "; ".join(filter(None, (why or note, about))),
         "clauses": clauses,
     }
+
+
+def _about_w2(study: Study) -> str:
+    """What a reader of relation 6 must know of the second GEMM."""
+    status = study.prediction.launch_status.get("w2", "not stated")
+    w2 = f"full_k puts W2 on {study.prediction.full_k_grid} blocks too; W2's native launch is {status}"
+    return f"published for W13 alone; {w2}"
 
 
 def _one_trajectory(reference: str, arms: Mapping[Arm, Judged]) -> bool:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scorer: a program of its own that believes no run, and says of sound ones what they show.
+"""The scorer: a program of its own that believes no run, and reports what sound ones show.
 
-It shares no code with the runs that could vouch for itself: plans, memberships and the order of the study are worked
-out again (`membership`), so are the rows that can differ (`expected_rows`); every hash is taken from raw bytes
-(`audit`), surfaces have to follow from one another (`arithmetic`), and only a set without a single fault is
-interpreted (`relations`).
+It shares no code with the runs: plans, memberships and the order of the study are worked out again (`membership`), so
+are the rows that can differ (`expected_rows`); every hash is taken from raw bytes, what computed is held against what
+was expected (`audit`), surfaces have to follow from one another (`arithmetic`), and only a set without a single fault
+is interpreted (`relations`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,17 @@ from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TENSORS
 from routeblock.route_block.scorer.audit import Audited, audit_set, run_name
 from routeblock.route_block.scorer.expected_rows import check_rows
-from routeblock.route_block.scorer.inputs import FIXTURE, INPUTS, LAYER, PLANS, Given, check_prediction, read_given
+from routeblock.route_block.scorer.inputs import FIXTURE, INPUTS, LAYER, PLANS, Study, check_prediction, read_study
 from routeblock.route_block.scorer.reasons import Finding, Reason
 from routeblock.route_block.scorer.relations import CLAIMED_AT, Status, judge_arms, judge_pairs, judge_relations
 
 FORMAT = "routeblock.score.v1"
 OWN_GEOMETRY = "published_geometry"
+PROTOCOL_REPLICATES = 5
+"""Exact outcomes that the protocol demands of each cell and history."""
+PROTOCOL = "protocol"
+ASKED_ONLY = "asked, not read back"
+NOT_CLAIMED, BY_TELEMETRY = "not claimed", "by the start and end stamps of each GPU"
 
 
 @dataclass(frozen=True)
@@ -36,28 +42,38 @@ class Score:
     findings: Sequence[Finding]
 
 
-def judge(given: Given, runs: Path, replicates: int) -> Score:
+def judge(study: Study, runs: Path, replicates: int) -> Score:
     """Judge every run below `runs`, then, if all are sound, the prediction and the relations."""
-    audited, findings = audit_set(given, runs, replicates)
+    audited, findings = audit_set(study, runs, replicates)
     # Rows rest on plans and launches: they are asked for only of a prediction that has these right.
-    findings = [*(list(check_prediction(given)) or check_rows(given)), *findings]
+    findings = [*(list(check_prediction(study)) or check_rows(study)), *findings]
     sound = not findings
+    evidence = evidence_of(replicates)
     arms, pairs, relations = [], [], []
     if sound:
         judged = judge_arms(runs, audited)
         arms = [arm.describe() for arm in judged.values()]
-        pairs = judge_pairs(given, judged)
-        relations = judge_relations(given, judged)
-        findings += _failed(given, pairs, relations)
+        pairs = judge_pairs(study, judged)
+        relations = judge_relations(study, judged)
+        findings += _failed(study, pairs, relations)
+        if evidence != PROTOCOL:
+            for relation in relations:
+                relation["status"] = f"{evidence}: {relation['status']}"
     document = {
         "format": FORMAT,
-        "fixture": {"name": given.spec.name, "sha256": given.fixture_digest},
-        "prediction": given.prediction_digest,
-        "lane": given.lane,
-        "point": given.prediction.point,
-        "plan_source": given.prediction.plan_source,
+        "fixture": {"name": study.spec.name, "sha256": study.fixture_digest},
+        "prediction": study.prediction_digest,
+        "lane": study.lane,
+        "point": study.prediction.point,
+        "plan_source": study.prediction.plan_source,
         "status": audited[0].record.status if audited else None,
         "replicates": replicates,
+        "evidence": evidence,
+        "identity": {"sha256": study.identity_digest, "frozen": study.identity.frozen},
+        "order": NOT_CLAIMED if study.is_twin else BY_TELEMETRY,
+        "grids": sorted({_grids(study, run) for run in audited}),
+        "consumed": dict(Counter(_consumed(run) for run in audited)),
+        "exchange": study.prediction.exchange.model_dump(mode="json"),
         "sound": sound,
         "findings": [{"run": f.run, "reason": str(f.reason), "detail": f.detail} for f in findings],
         "runs": {run.name: run.record_digest for run in _in_order(audited)},
@@ -68,11 +84,28 @@ def judge(given: Given, runs: Path, replicates: int) -> Score:
     return Score(document, findings)
 
 
+def evidence_of(replicates: int) -> str:
+    """What a verdict on so many replicates is worth: the protocol's, or exploratory, which no headline counts."""
+    if replicates == PROTOCOL_REPLICATES:
+        return PROTOCOL
+    return f"exploratory ({replicates} of {PROTOCOL_REPLICATES})"
+
+
+def _consumed(run: Audited) -> str:
+    return run.record.consumption.source if run.record.consumption else ASKED_ONLY
+
+
+def _grids(study: Study, run: Audited) -> str:
+    if study.is_twin:
+        return "slices returned by the twin's loops"
+    return run.record.identity.environment.get("grid_marker", "unknown")
+
+
 def _in_order(audited: Sequence[Audited]) -> list[Audited]:
     return sorted(audited, key=lambda run: run.record.position)
 
 
-def _failed(given: Given, pairs: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]]) -> list[Finding]:
+def _failed(study: Study, pairs: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]]) -> list[Finding]:
     failed = []
     for pair in pairs:
         if pair["right"] is False:
@@ -82,21 +115,21 @@ def _failed(given: Given, pairs: Sequence[dict[str, Any]], relations: Sequence[d
                 Finding(name, Reason.PREDICTION_WRONG, f"{surface} differs on rows {rows[:8]}, not predicted")
             )
     # On a GPU a relation that fails is a result; a twin that breaks one is broken.
-    if given.is_twin and given.prediction.point in CLAIMED_AT:
+    if study.is_twin and study.prediction.point in CLAIMED_AT:
         for relation in relations:
-            if relation["status"] == Status.FAILS and _is_fault(given, relation):
+            if relation["status"] == Status.FAILS and _is_fault(study, relation):
                 name = f"relation {relation['number']}"
                 failed.append(Finding(name, Reason.RELATION_FAILED, f"{relation['claim']}: it does not"))
     return failed
 
 
-def _is_fault(given: Given, relation: dict[str, Any]) -> bool:
+def _is_fault(study: Study, relation: dict[str, Any]) -> bool:
     """Whether a relation that fails on a twin means that something is broken.
 
     That equal arithmetic gives equal bits is the mechanism. That other arithmetic gives other bits is a property of the
     numbers: the published geometry was made to have it, another fixture may lack it, which is a result.
     """
-    if given.spec.name == OWN_GEOMETRY:
+    if study.spec.name == OWN_GEOMETRY:
         return True
     return any(not clause["holds"] and clause["claim"] == "equal" for clause in relation["clauses"])
 
@@ -105,6 +138,7 @@ def score(
     *,
     fixture: Path,
     prediction: Path,
+    identity: Path,
     runs: Path,
     replicates: int,
     out: Path,
@@ -115,10 +149,11 @@ def score(
 ) -> Score:
     """Judge the runs below `runs` and write score.json to `out`, its seal beside it.
 
-    `plans`: the file of captured plans that the injected cells used; default, the fixture's stored ones. `lane`: the
-    lane under which the verdict is filed (see `read_given`). `golden`: the twin's proof on recorded outputs, sealed as
-    an input of the verdict. Raises InputError if fixture, prediction or proof cannot be read, or if `runs` is no
-    folder; what is wrong with a run is no exception but a finding.
+    `identity`: what was expected to compute, frozen before the runs. `plans`: the file of captured plans that the
+    injected cells used; default, the fixture's stored ones. `lane`: the lane under which the verdict is filed (see
+    `read_study`). `golden`: the twin's self-test on recorded outputs, sealed as an input of the verdict. Raises
+    InputError if one of these cannot be read, or if `runs` is no folder; what is wrong with a run is no exception but a
+    finding.
     """
     if not runs.is_dir():
         raise InputError(
@@ -128,28 +163,28 @@ def score(
         raise InputError(
             "no such file", where=str(golden), limit="the twin's proof", way_out="run routeblock check-twin"
         )
-    given = read_given(fixture, prediction, plans, lane)
-    verdict = judge(given, runs, replicates)
+    study = read_study(fixture, prediction, identity, plans, lane)
+    verdict = judge(study, runs, replicates)
     write_json(out, verdict.document)
     seal(
         out.with_suffix(SUFFIX),
         rule="score",
         outputs=[out],
-        inputs=[*inputs_of(given, plans), *([golden] if golden else []), *files_of_runs(given, runs, replicates)],
+        inputs=[*inputs_of(study, plans), *([golden] if golden else []), *files_of_runs(study, runs, replicates)],
         parameters={"replicates": replicates},
         code=code,
     )
     return verdict
 
 
-def inputs_of(given: Given, plans: Path | None) -> list[Path]:
+def inputs_of(study: Study, plans: Path | None) -> list[Path]:
     """The files that a verdict rests on besides the runs."""
-    fixture = [given.fixture_folder / name for name in (FIXTURE, LAYER, INPUTS, PLANS)]
-    return [given.prediction_path, *fixture, *([plans] if plans else [])]
+    fixture = [study.fixture_folder / name for name in (FIXTURE, LAYER, INPUTS, PLANS)]
+    return [study.prediction_path, study.identity_path, *fixture, *([plans] if plans else [])]
 
 
-def files_of_runs(given: Given, runs: Path, replicates: int) -> list[Path]:
+def files_of_runs(study: Study, runs: Path, replicates: int) -> list[Path]:
     """The record, its manifest, the tensors and the telemetry of each run that is there."""
-    folders = [runs / run_name(*arm, r) for arm in given.arms for r in range(1, replicates + 1)]
+    folders = [runs / run_name(*arm, r) for arm in study.arms for r in range(1, replicates + 1)]
     files = [folder / name for folder in folders for name in (RECORD, RECORD_MANIFEST, TENSORS, TELEMETRY)]
     return [path for path in files if path.is_file()]

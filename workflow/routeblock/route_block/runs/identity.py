@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The expected identity: what is going to compute the runs of a lane, written down and sealed before the first one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from routeblock.evidence.files import write_json
+from routeblock.evidence.manifest import SUFFIX, seal
+from routeblock.route_block.runs.lane import Lane
+
+FORMAT = "routeblock.expected_identity.v1"
+BEFORE = "before the first run, as its input"
+
+
+def freeze(lane_name: str, lane: Lane, source: str, out: Path, *, code: str) -> None:
+    """Write what `lane` would compute with now, and `source`, the digest of the code that runs a cell, to `out`.
+
+    Sealed. Raises InputError where this machine cannot run the lane.
+    """
+    computer = lane.computer()
+    document = {
+        "format": FORMAT,
+        "lane": lane_name,
+        "source": source,
+        "binary": computer.binary,
+        "environment": dict(computer.environment),
+        "frozen": BEFORE,
+    }
+    write_json(out, document)
+    seal(out.with_suffix(SUFFIX), rule="identity", outputs=[out], inputs=[], parameters={"lane": lane_name}, code=code)
