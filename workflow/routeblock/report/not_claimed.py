@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not claimed: the lines that both source documents draw, and those of this product. Report and docs have them."""
+"""What is not claimed: the lines that both source documents draw, and those of this product, for report and docs."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ NOT_CLAIMED: dict[str, tuple[Line, ...]] = {
     ),
     "This product": (
         Line("The default layer is synthetic. It has the published geometry and is not the published checkpoint."),
+        Line("That other bits are worse bits: no quality of any output was judged."),
         Line(
             "Study A shows the effect of injected plans, in most studies plans that the fixture's author drew so that "
             "they would show it."
@@ -67,6 +68,9 @@ NOT_CLAIMED: dict[str, tuple[Line, ...]] = {
         Line("The launch of W2 at the published point is an assumption: the source prints that of W13."),
         Line("One machine recorded the history, the operator and the counters. Others may give other plans."),
         Line("The paired incumbent and the dot product of study B are reconstructions: no evidence of the original's."),
+        Line("Times are of these devices: the same shapes do not ask the same of a chip with another cache or clock."),
+        Line("Lane cpu of study B says nothing of a GPU."),
+        Line("Seals do not prove who made a file: they show that it is the one its producer sealed, and from what."),
         Line("Launched one by one from Python, short kernels show the host. A host that launches faster shows less."),
     ),
 }

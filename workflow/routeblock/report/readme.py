@@ -123,8 +123,8 @@ def _history(rows: Rows) -> Iterator[str]:
             f"- History and the native alignment ({r['gpu']}, one machine): {r['verdict']}, p = {float(r['p']):.4f} by"
             f" a permutation test whose unit is the process. {r['pairs']} processes a history, {calls} calls each: "
             f"{r['distinct_h0']} and {r['distinct_h1']} plans, {r['distinct_both']} in common; {one} of "
-            f"{2 * int(r['pairs'])} processes gave one plan throughout. H1 is a composite treatment: what of it acts is "
-            "not shown."
+            f"{2 * int(r['pairs'])} processes gave one plan throughout. H1 is a composite treatment: what of it acts "
+            "is not shown."
         )
 
 
