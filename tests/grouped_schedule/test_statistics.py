@@ -3,27 +3,30 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from test_measure import CODE
-from tiny import PLAN, MadeUpClock, write
+from tiny import CODE, PLAN, MadeUpClock, recorded, write
 
-from routeblock import stats
 from routeblock.cli import main
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT
-from routeblock.grouped_schedule import campaigns, record, statistics, tables, validate
-from routeblock.grouped_schedule.campaigns import Mode
+from routeblock.grouped_schedule import tables, verification
+from routeblock.grouped_schedule.edits import ROOM
+from routeblock.grouped_schedule.study import STUDY, pairs, study, write_statistics
 from routeblock.grouped_schedule.tables import Evidence
+from routeblock.timing import mutations, statistics, validation
+from routeblock.timing.check import findings
+from routeblock.timing.estimate import paired_change
+from routeblock.timing.record import Record
 
 PUBLISHED = PACKAGE_ROOT.parents[1] / "fixtures/published/grouped_schedule.json"
 
@@ -39,11 +42,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made")
     protocol = write(root)
     clock = MadeUpClock(noisy, lambda arm, call: "throttled" if call % 17 == 0 else "")
-    for rule, stages in (("sweep", campaigns.sweep), ("confirmation", campaigns.confirmation)):
-        record.write(root / rule, clock, stages(PLAN, Mode.CALL, 0), PLAN, rule=rule, inputs=[protocol], code=CODE)
     folders = [root / "sweep", root / "confirmation"]
-    wrong = statistics.write(root / "out", folders, PLAN, minimum_effect=0.01, inputs=[protocol], code=CODE)
-    assert wrong == []
+    for folder in folders:
+        recorded(folder, clock, folder.name, protocol)
+    assert write_statistics(root / "out", folders, protocol, minimum_effect=0.01, code=CODE) == []
     return root
 
 
@@ -51,7 +53,14 @@ def check(root: Path, statistics_file: Path | None = None) -> tuple[int, list[st
     path = statistics_file or root / "out/statistics.json"
     if statistics_file:
         shutil.copy(root / "out/ratios.parquet", statistics_file.parent)
-    return validate.disagreements(path, [root / "sweep", root / "confirmation"], root / "protocol.json")
+    folders = [root / "sweep", root / "confirmation"]
+    number, wrong = validation.disagreements(study(0.01), path, folders, root / "protocol.json", sealed=False)
+    return number, list(map(str, wrong))
+
+
+def compare(found: Record, minimum_effect: float = 0.01) -> list[statistics.Comparison]:
+    every = pairs(minimum_effect, PLAN, found)
+    return statistics.comparisons(STUDY.table.rows(found.batches), STUDY.key, every, PLAN.bootstrap)
 
 
 def test_two_computations_agree_exactly(made: Path) -> None:
@@ -88,42 +97,54 @@ def test_the_validator_finds_a_missing_comparison(made: Path, tmp_path: Path) ->
     gone = told["comparisons"].pop()
     (tmp_path / "s.json").write_text(json.dumps(told))
     wrong = check(made, tmp_path / "s.json")[1]
-    assert len(wrong) == 1 and gone["series"] in wrong[0] and "only in the raw batches" in wrong[0]
+    assert len(wrong) == 1 and gone["series"] in wrong[0] and "only in the protocol" in wrong[0]
 
 
-def test_the_validator_shares_no_computation() -> None:
-    tree = ast.parse((PACKAGE_ROOT / "grouped_schedule/validate.py").read_text())
-    ours = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and "routeblock" in n.module}
-    assert ours == {"routeblock.errors", *(f"routeblock.evidence.{name}" for name in ("digest", "files", "manifest"))}
-    called = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-    assert not called & {"median", "quantile", "percentile", "mean"}
+def test_a_changed_ratio_is_found(made: Path, tmp_path: Path) -> None:
+    for name in ("sweep", "confirmation", "out"):
+        shutil.copytree(made / name, tmp_path / name)
+    shutil.copy(made / "protocol.json", tmp_path)
+    path = tmp_path / "out/ratios.parquet"
+    table = pq.read_table(path)
+    values = table["ratio"].to_pylist()
+    values[7] *= 1.001
+    pq.write_table(table.set_column(table.schema.get_field_index("ratio"), "ratio", [values]), path)
+    assert any("row 7 of" in line for line in check(tmp_path)[1])
+
+
+def test_declared_edits_of_a_record_are_refused_for_their_reasons(made: Path) -> None:
+    """The sweep has floors and rejected batches; three repetitions are too few for two kinds of edit."""
+    again = partial(verification.recompute, threads=1)
+    declared = PACKAGE_ROOT.parents[1] / "fixtures/record_edits.json"
+    protocol = made / "protocol.json"
+    entries = {e["name"]: e for e in mutations.mutate(study(0.01), ROOM, [made / "sweep"], protocol, declared, again)}
+    for name in ("repetition_deleted", "last_repetitions_deleted", "rotation", "slow_repetitions_deleted"):
+        entries.pop(name)
+    assert mutations.misjudged(entries.values()) == [] and len(entries) > 70
 
 
 def test_rejected_batches_take_no_part(made: Path) -> None:
-    found = record.read(made / "sweep")
+    found = STUDY.read(made / "sweep")
     assert any(not b.accepted for b in found.batches)
-    accepted = [b for b in found.batches if b.accepted]
-    some, all_of_them = (sorted(statistics.paired(b), key=lambda p: p.key) for b in (accepted, found.batches))
-    assert some == all_of_them
+    accepted = replace(found, batches=[b for b in found.batches if b.accepted])
+    assert compare(accepted) == compare(found)
 
 
 def test_a_repetition_accepted_twice_is_refused(made: Path) -> None:
-    found = record.read(made / "confirmation")
+    found = STUDY.read(made / "confirmation")
     with pytest.raises(InputError, match="accepted twice"):
-        statistics.paired([*found.batches, found.batches[-1]])
+        compare(replace(found, batches=[*found.batches, found.batches[-1]]))
 
 
 def test_pairs_are_of_one_repetition(made: Path) -> None:
-    found = record.read(made / "confirmation")
-    pair = statistics.paired(found.batches)[0]
-    told = dict(zip(statistics._KEY, pair.key, strict=True))
-    times = {
-        (b.series, b.repetition): b.time_us
-        for b in found.batches
-        if b.accepted and b.scope == told["scope"] and b.campaign == told["campaign"]
-    }
-    assert pair.candidate_us == [times[told["series"], r] for r in pair.repetitions]
-    assert pair.baseline_us == [times[told["baseline"], r] for r in pair.repetitions]
+    found = STUDY.read(made / "confirmation")
+    rows = pq.read_table(made / "out/ratios.parquet").to_pylist()
+    mine = [r for r in rows if r["campaign"] == "confirmation"]
+    times = {(b.series, b.scope, b.repetition): b.time_us for b in found.batches if b.accepted and "/" not in b.series}
+    assert len(mine) == 2 * PLAN.repetitions
+    for row in mine:
+        new, old = (times[row[side], row["scope"], row["repetition"]] for side in ("series", "baseline"))
+        assert row["ratio"] == new / old
 
 
 def test_baselines_are_the_incumbent_and_the_control(made: Path) -> None:
@@ -135,10 +156,9 @@ def test_baselines_are_the_incumbent_and_the_control(made: Path) -> None:
 
 def test_a_shorter_interval_needs_a_larger_minimum(made: Path) -> None:
     """The verdict follows the setting, from the same batches."""
-    pairs = statistics.paired(record.read(made / "sweep").batches)
-    strict = statistics.comparisons(pairs, PLAN, 0.9)
-    assert {c.verdict for c in strict} == {"undecided"}
-    loose = {c.verdict for c in statistics.comparisons(pairs, PLAN, 0.0)}
+    found = STUDY.read(made / "sweep")
+    assert {c.verdict for c in compare(found, 0.9)} == {"undecided"}
+    loose = {c.verdict for c in compare(found, 0.0)}
     assert loose & {"faster", "slower"}
 
 
@@ -149,28 +169,35 @@ def test_a_median_of_few_is_no_estimate(made: Path, tmp_path: Path, rejects: int
     size = PLAN.acceptance.attempts * len(PLAN.scopes)
 
     def reason(arm: str, call: int) -> str:
-        return "throttled" if arm == "band32" and next(turns) < rejects * size else ""
+        # A call takes both scopes, and both are rejected with it.
+        return "throttled" if arm == "band32" and next(turns) < rejects * PLAN.acceptance.attempts else ""
 
-    stages = list(campaigns.confirmation(PLAN, Mode.CALL, 0))
-    inputs = [made / "protocol.json"]
-    record.write(tmp_path / "c", MadeUpClock(noisy, reason), stages, PLAN, rule="x", inputs=inputs, code=CODE)
-    wrong = statistics.write(tmp_path / "s", [tmp_path / "c"], PLAN, minimum_effect=0.01, inputs=[], code=CODE)
+    protocol = made / "protocol.json"
+    recorded(tmp_path / "c", MadeUpClock(noisy, reason), "confirmation", protocol)
+    wrong = write_statistics(tmp_path / "s", [tmp_path / "c"], protocol, minimum_effect=0.01, code=CODE)
     assert f"confirmation has {12 - 2 * rejects} accepted batches, the protocol asks for 12" in " ".join(wrong)
     few = [c for c in statistics.read(tmp_path / "s/statistics.json") if c.campaign == "confirmation"]
     assert len(few) == 2
     for c in few:
-        assert (c.n, c.repetitions, c.verdict) == (3 - rejects, 3, "too few accepted")
+        assert (c.n, c.planned, c.verdict) == (3 - rejects, 3, "too few accepted")
         assert c.change is c.low is c.high is c.baseline_us is c.candidate_us is c.clear_of_floor is None
         assert c.floor_low is not None
-    told = [line for line in check_only(tmp_path, made) if "expected" not in line]
-    assert told == []
-    given = Evidence(few, [record.read(tmp_path / "c")], {})
+    assert (
+        f"confirmation independent 16 8 37 256 0 call inclusive job_major band32 band32: {3 - rejects} of 3"
+        in " ".join(wrong)
+    )
+    assert check_only(tmp_path, made) == []
+    given = Evidence(few, [STUDY.read(tmp_path / "c")], {})
     (row,) = tables.rejections(given)
-    assert (row["rejected"], row["reason"], row["clock_events"]) == (rejects * size, "throttled", "sw_power_cap")
+    # The next call sees, right before it, the event that was seen right after the last attempt.
+    rejected = rejects * size + len(PLAN.scopes)
+    assert (row["rejected"], row["reason"], row["clock_events"]) == (rejected, "throttled", "sw_power_cap")
 
 
 def check_only(root: Path, made: Path) -> list[str]:
-    return validate.disagreements(root / "s/statistics.json", [root / "c"], made / "protocol.json")[1]
+    made_statistics, protocol = root / "s/statistics.json", made / "protocol.json"
+    wrong = validation.disagreements(study(0.01), made_statistics, [root / "c"], protocol, sealed=False)[1]
+    return list(map(str, wrong))
 
 
 def test_a_floor_that_reaches_the_interval_is_told(made: Path) -> None:
@@ -184,13 +211,13 @@ def test_a_floor_that_reaches_the_interval_is_told(made: Path) -> None:
 
 def test_totals_are_of_two_devices_only(made: Path) -> None:
     told = json.loads(PUBLISHED.read_text())
-    found = record.read(made / "sweep")
+    found = STUDY.read(made / "sweep")
     alone = tables.counts(Evidence([], [found], told))
     assert {r["device"] for r in alone} == {"cpu0"} and not any("published_batches" in r for r in alone)
     other = replace(
         found,
         batches=[replace(b, device="cpu1") for b in found.batches],
-        comparisons=[c | {"device": "cpu1"} for c in found.comparisons],
+        documents=found.documents | {"comparisons": [c | {"device": "cpu1"} for c in found.documents["comparisons"]]},
     )
     both = tables.counts(Evidence([], [found, other], told))
     (total,) = [r for r in both if r["device"] == "cpu0 + cpu1" and r["campaign"] == "sweep"]
@@ -201,7 +228,7 @@ def test_totals_are_of_two_devices_only(made: Path) -> None:
 
 def test_another_protocol_is_named(made: Path) -> None:
     other = PLAN.model_copy(update={"version": PLAN.version + 1})
-    lines = record.other_protocol([record.read(made / "confirmation")], other)
+    lines = list(map(str, findings(STUDY, STUDY.read(made / "confirmation"), other)))
     assert len(lines) == 1 and "carries protocol" in lines[0]
 
 
@@ -215,9 +242,9 @@ def agreed(folder: Path) -> Path:
 @pytest.mark.parametrize("name", list(tables.TABLES))
 def test_tables_are_equal_when_made_twice(made: Path, tmp_path: Path, name: str) -> None:
     folders = [made / "sweep", made / "confirmation"]
-    statistics_file, validation = made / "out/statistics.json", agreed(tmp_path)
+    statistics_file = made / "out/statistics.json"
     for out in ("a", "b"):
-        tables.write(name, tmp_path / out, statistics_file, folders, PUBLISHED, validation, code=CODE)
+        tables.write(name, tmp_path / out, statistics_file, folders, PUBLISHED, agreed(tmp_path), code=CODE)
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert files == [f"{name}.{s}" for s in ("csv", "manifest.json", "md", "parquet")]
     for file in files[:1] + files[2:]:
@@ -237,7 +264,7 @@ def test_discovery_is_complete_and_shows_the_published_numbers_beside(made: Path
 
 
 def test_positions_count_every_accepted_batch(made: Path) -> None:
-    found = [record.read(made / "sweep"), record.read(made / "confirmation")]
+    found = [STUDY.read(made / "sweep"), STUDY.read(made / "confirmation")]
     rows = tables.positions(Evidence([], found, {}))
     total = sum(v for r in rows for k, v in r.items() if k.startswith("position"))
     expected = PLAN.expected_per_device
@@ -246,7 +273,7 @@ def test_positions_count_every_accepted_batch(made: Path) -> None:
 
 
 def test_cardinalities_list_each_fixture_once(made: Path) -> None:
-    found = [record.read(made / "sweep")] * 2
+    found = [STUDY.read(made / "sweep")] * 2
     rows = tables.cardinalities(Evidence([], found, {}))
     assert [(r["family"], r["active_jobs"], r["sentinels"]) for r in rows] == [
         ("paired", 15, 1),
@@ -263,11 +290,11 @@ def test_an_unknown_table_is_refused(made: Path, tmp_path: Path) -> None:
 def test_no_table_is_made_of_what_the_second_computation_did_not_find(
     made: Path, tmp_path: Path, comparisons: int, disagreements: list[str]
 ) -> None:
-    validation = tmp_path / "validation.json"
-    validation.write_text(json.dumps({"comparisons": comparisons, "disagreements": disagreements}))
+    found = tmp_path / "validation.json"
+    found.write_text(json.dumps({"comparisons": comparisons, "disagreements": disagreements}))
     folders = [made / "sweep", made / "confirmation"]
     with pytest.raises(InputError, match=f"disagrees {len(disagreements)} times in {comparisons} comparisons"):
-        tables.write("counts", tmp_path / "t", made / "out/statistics.json", folders, PUBLISHED, validation, code=CODE)
+        tables.write("counts", tmp_path / "t", made / "out/statistics.json", folders, PUBLISHED, found, code=CODE)
     assert not (tmp_path / "t").exists()
 
 
@@ -276,7 +303,7 @@ def test_published_changes_are_medians_of_ratios() -> None:
     rows = json.loads(PUBLISHED.read_text())["confirmation"]
     ratios = [round(100 * (r["candidate_us"] / r["control_us"] - 1), 2) for r in rows]
     assert [r["change"] for r in rows] != ratios
-    assert stats.paired_change([2.0, 1.0], [1.0, 2.0], seed=1, resamples=10, confidence=0.95).change == 0.25
+    assert paired_change([2.0, 1.0], [1.0, 2.0], seed=1, resamples=10, confidence=0.95).change == 0.25
 
 
 DEEP = b"[" * 100_000
@@ -303,9 +330,10 @@ def test_a_file_that_the_validator_cannot_use_is_one_line(
     path.write_bytes(path.read_bytes()[:-100] if content is None else content)
     records = [word for folder in ("sweep", "confirmation") for word in ("--record", str(root / folder))]
     given = [*records, "--statistics", str(root / "out/statistics.json"), "--protocol", str(root / "protocol.json")]
+    given += ["--minimum-effect", "0.01"]
     assert main(["validate-timings", *given, "--out", str(tmp_path / "o")]) == 2
     told = capsys.readouterr()
-    assert told.err.startswith(f"{path}: ") and told.err.count("\n") == 1 and told.out == ""
+    assert told.err.startswith((f"{path}: ", f"{path.parent}: ")) and told.err.count("\n") == 1 and told.out == ""
     assert not (tmp_path / "o").exists()
 
 
@@ -325,5 +353,8 @@ def test_batches_of_another_form_are_told(made: Path, tmp_path: Path, change: st
         values[0] = {"text for numbers": "1", "an empty cell": None, "a time of 0": 0.0}[change]
         table = table.set_column(place, "time_us", [values])
     pq.write_table(table, path)
+    if change == "a time of 0":
+        assert any(": time: " in line for line in check(tmp_path)[1])
+        return
     with pytest.raises(InputError, match="time"):
         check(tmp_path)

@@ -23,7 +23,7 @@ DISPATCH = ("routeblock.__main__", "routeblock.cli", *(f"routeblock.cli_{part}" 
 # What only tells the digest, names figures, shows progress, opens a lane by name or takes a turn on a GPU.
 APART = {"routeblock.rule_code", "routeblock.progress", "routeblock.route_block.runs.lanes", "routeblock.cuda.gpu_lock"}
 for study in ("alignment_cost", "grouped_schedule"):
-    APART |= {f"routeblock.{study}", f"routeblock.{study}.wiring"}
+    APART |= {f"routeblock.{study}", f"routeblock.{study}.targets"}
 
 # Rules whose commands do not run here, and why. What the command line imports for them is looked at in the source.
 UNTRACED = {

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from routeblock.timing.estimate import Change, bootstrap_medians, paired_change
-from routeblock.timing.plan import Pair, Rule
-from routeblock.timing.statistics import Verdict, judge
+from routeblock.timing.plan import Pair, Rule, Verdict
+from routeblock.timing.statistics import judge
 
 SETTINGS = {"seed": 20250609, "resamples": 2000, "confidence": 0.95}
 

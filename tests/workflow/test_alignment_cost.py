@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from checkout import ROOT, Checkout
 
-from routeblock.alignment_cost import wiring
+from routeblock.alignment_cost import targets
 
 STEPS = ["alignment_mutations", "alignment_statistics", "recorded_alignment", "validate_alignment"]
 
@@ -18,8 +18,8 @@ def test_the_tables_come_from_the_proved_record(tmp_path: Path, monkeypatch: pyt
     root = tmp_path / "checkout"
     root.mkdir()
     made = Checkout.fresh(root)
-    for place in ("fixtures/protocols", wiring.RECORDED):
+    for place in ("fixtures/protocols", targets.RECORDED):
         shutil.copytree(ROOT / place, root / place)
-    shutil.copy(ROOT / "fixtures/alignment_mutations.json", root / "fixtures")
-    jobs = made.would_run(monkeypatch, *(f"table_{name}" for name in wiring.TABLES))
-    assert [rule for rule, _ in jobs] == sorted([*STEPS, *(f"table_{name}" for name in wiring.TABLES)])
+    shutil.copy(ROOT / "fixtures/record_edits.json", root / "fixtures")
+    jobs = made.would_run(monkeypatch, *(f"table_{name}" for name in targets.TABLES))
+    assert [rule for rule, _ in jobs] == sorted([*STEPS, *(f"table_{name}" for name in targets.TABLES)])

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from checkout import ROOT, Checkout
 
-from routeblock.grouped_schedule import record, wiring
+from routeblock.grouped_schedule import targets
+from routeblock.grouped_schedule.study import STUDY
 
-TABLES = [(f"table_{name}", {}) for name in wiring.TABLES]
-AFTER = sorted([("bundle", {}), ("statistics", {}), ("validate_timings", {}), *TABLES])
-RECORDED = wiring.RECORDED
+TABLES = [(f"table_{name}", {}) for name in targets.TABLES]
+AFTER = sorted([("bundle", {}), ("grouped_mutations", {}), ("statistics", {}), ("validate_timings", {}), *TABLES])
+RECORDED = targets.RECORDED
 
 
 @pytest.fixture
@@ -23,6 +24,7 @@ def checkout(tmp_path: Path) -> Checkout:
     made = Checkout.fresh(root)
     for name in ("bundles", "protocols", "published"):
         shutil.copytree(ROOT / "fixtures" / name, made.root / "fixtures" / name, dirs_exist_ok=True)
+    shutil.copy(ROOT / "fixtures/record_edits.json", made.root / "fixtures")
     shutil.rmtree(made.root / "fixtures/recorded", ignore_errors=True)
     return made
 
@@ -33,8 +35,8 @@ def lanes(checkout: Checkout, *names: str) -> None:
     checkout.edit("config.yaml", line, f"  lanes: [{', '.join(names)}]")
 
 
-def test_the_wiring_names_every_file_of_a_record() -> None:
-    assert wiring.FILES == record.FILES
+def test_the_targets_name_every_file_of_a_record() -> None:
+    assert targets.FILES == STUDY.files
 
 
 def test_a_cpu_has_a_sweep_and_a_confirmation(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +52,7 @@ def test_recorded_gpus_are_proved_one_by_one(checkout: Checkout, monkeypatch: py
         for kind in ("sweep", "confirmation", "beyond"):
             folder = checkout.root / RECORDED / "cuda" / device / kind
             folder.mkdir(parents=True)
-            for name in record.FILES:
+            for name in STUDY.files:
                 (folder / name).touch()
     (checkout.root / RECORDED / "contents.json").touch()
     jobs = checkout.would_run(monkeypatch, "bundle")

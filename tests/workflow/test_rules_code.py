@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from routeblock.q6k_dispatch.wiring import TABLES as DISPATCH_TABLES
+from routeblock.q6k_dispatch.targets import TABLES as DISPATCH_TABLES
 
 from routeblock import rule_code as workflow
 from routeblock.evidence.digest import PACKAGE_ROOT, import_closure

@@ -99,9 +99,11 @@ def counter_files(config: Config) -> list[str]:
 
 def edited(config: Config) -> list[str]:
     """The records that declared edits are tried on: a sweep, which has floors, and what a GPU ran beyond it."""
-    lane = next(lane for lane in reversed(GroupedLane) if lane in config.grouped_schedule.lanes)
-    kinds = ("sweep",) if lane is GroupedLane.CPU else ("sweep", "beyond")
-    return [f"{RESULTS}/{lane}/{devices(lane)[0]}/{kind}" for kind in kinds]
+    for lane in reversed(GroupedLane):
+        if lane in config.grouped_schedule.lanes and (there := devices(lane)):
+            kinds = ("sweep",) if lane is GroupedLane.CPU else ("sweep", "beyond")
+            return [f"{RESULTS}/{lane}/{there[0]}/{kind}" for kind in kinds]
+    return []
 
 
 def record_files(config: Config) -> list[str]:

@@ -132,10 +132,10 @@ def _repetitions(copy: Copy, clocks: tuple[str, ...], /, **values: Any) -> Itera
     yield from found.values()
 
 
-def _accepted(copy: Copy, clocks: tuple[str, ...] | None = None) -> list[Row]:
-    """The batches of a repetition that was accepted at once."""
-    every = _repetitions(copy, clocks or copy.room.soft)
-    one: list[Row] = only((a[0] for a in every if list(a) == [0] and a[0][0]["accepted"]), "such repetition")
+def _accepted(copy: Copy, clocks: tuple[str, ...] | None = None, *series: str) -> list[Row]:
+    """The batches of a repetition that was accepted at once, and has these series."""
+    at_once = (a[0] for a in _repetitions(copy, clocks or copy.room.soft) if list(a) == [0] and a[0][0]["accepted"])
+    one: list[Row] = only((a for a in at_once if {*series} <= {row["series"] for row in a}), "such repetition")
     return one
 
 
@@ -209,8 +209,9 @@ def _rotation(copy: Copy) -> None:
 
 
 def _relabel(copy: Copy, *names: str) -> None:
-    rows = _accepted(copy, copy.room.hard)
-    baseline, candidate = (where(rows, series=name)[0] for name in (copy.room.baseline, copy.room.candidate))
+    names = copy.room.baseline, copy.room.candidate
+    rows = _accepted(copy, copy.room.hard, *names)
+    baseline, candidate = (where(rows, series=name)[0] for name in names)
     _swap(baseline, candidate, "series", "side", "variant", *names)
 
 
@@ -297,7 +298,7 @@ BATCHES: Mapping[str, Edit] = {
     "last_repetitions_deleted": lambda c: _remove(c, [r for r in first(c) if r["repetition"] > _last(c) - 5]),
     "slow_repetitions_deleted": _slow_deleted,
     "batch_deleted": lambda c: _remove(c, c.rows[5:6]),
-    "baseline_batch_deleted": lambda c: _remove(c, _hard(c, series=c.room.baseline, accepted=True)[:1]),
+    "baseline_batch_deleted": lambda c: _remove(c, _hard(c, series=c.room.baseline, accepted=True, attempt=0)[:1]),
     "baseline_left_out": _left_out,
     "series_deleted": lambda c: _remove(c, _hard(c, series=c.room.other)),
     "host_clock_deleted": lambda c: _remove(c, first(c, clock=c.room.soft[-1])),

@@ -67,6 +67,17 @@ class Rule(StrEnum):
     """The candidate against the fastest baseline of its `contest`; `target` bounds the upper end of that ratio."""
 
 
+class Verdict(StrEnum):
+    """What an interval says, by a `Rule`."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    NON_INFERIOR = "non-inferior"
+    INFERIOR = "inferior"
+    UNDECIDED = "undecided"
+    INCOMPLETE = "too few accepted"
+
+
 @dataclass(frozen=True)
 class Pair:
     """A candidate and its baseline, series of one stage on one clock.

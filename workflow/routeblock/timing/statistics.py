@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,11 @@ from routeblock.evidence.manifest import seal
 from routeblock.timing.batches import Row
 from routeblock.timing.check import findings
 from routeblock.timing.estimate import Change, paired_change
-from routeblock.timing.plan import Key, Pair, Rule
+from routeblock.timing.plan import Key, Pair, Rule, Verdict
 from routeblock.timing.protocol import Bootstrap
 from routeblock.timing.record import Study, usable
 
 STATISTICS, RATIOS = "statistics.json", "ratios.parquet"
-
-
-class Verdict(StrEnum):
-    """What an interval says, by the rules of `plan.Rule`."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    NON_INFERIOR = "non-inferior"
-    INFERIOR = "inferior"
-    UNDECIDED = "undecided"
-    INCOMPLETE = "too few accepted"
 
 
 @dataclass(frozen=True)

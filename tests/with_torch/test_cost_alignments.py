@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arms and their check on a CPU, with the reference behind the names of the GPU's operators. Needs torch."""
+"""The alignments and their check on a CPU, with the reference behind the names of the GPU's operators. Needs torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 import torch
 from small import COMMITTED
 
-from routeblock.alignment_cost import arms, rig
+from routeblock.alignment_cost import alignments, gpu_session
 from routeblock.alignment_cost.protocol import Arm, Campaign, Point, load, points
+from routeblock.alignment_cost.study import stage
 from routeblock.moe.routing import AlignedPlan, align
 
 PROTOCOL = load(COMMITTED)
@@ -41,16 +42,16 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             write(canonical(align(ids.numpy(), experts, block)), a, b, c)
 
         monkeypatch.setattr(torch.ops, "_moe_C", SimpleNamespace(moe_align_block_size=native_op), raising=False)
-        monkeypatch.setattr(arms, "moe_align_block_size", ours)
-        monkeypatch.setattr(arms, "workspace_size", lambda *_: 0)
-        monkeypatch.setattr(arms, "variant", lambda _: "staged_512x1b")
-        monkeypatch.setattr(arms, "DEVICE", "cpu")
+        monkeypatch.setattr(alignments, "moe_align_block_size", ours)
+        monkeypatch.setattr(alignments, "workspace_size", lambda *_: 0)
+        monkeypatch.setattr(alignments, "variant", lambda _: "staged_512x1b")
+        monkeypatch.setattr(alignments, "DEVICE", "cpu")
 
     return stand_in
 
 
-def session(point: Point, layer: Any = None) -> rig.GpuSession:
-    return rig.GpuSession(point, None, layer, PROTOCOL.seed)  # type: ignore[arg-type]
+def session(point: Point, layer: Any = None) -> gpu_session.GpuSession:
+    return gpu_session.GpuSession(stage(point, PROTOCOL, None), None, layer, PROTOCOL)  # type: ignore[arg-type]
 
 
 SMALL = [p for p in points(PROTOCOL, Campaign.OPERATOR) if p.tokens in (1, 21, 64, 512)]
@@ -112,7 +113,7 @@ def test_the_layer_runs_its_stages_into_its_own_buffers(
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4), raising=False
     )
-    layer = arms.Layer(Gemms(), PROTOCOL.layer, 2, 1)  # type: ignore[arg-type]
+    layer = alignments.Layer(Gemms(), PROTOCOL.layer, 2, 1)  # type: ignore[arg-type]
     point = next(p for p in points(PROTOCOL, Campaign.LAYER) if p.tokens == 4)
     checked = session(point, layer).check()
     assert not checked.wrong
