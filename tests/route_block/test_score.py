@@ -635,6 +635,14 @@ def test_score_writes_a_sealed_verdict_and_exits_1_with_one_line(
     assert not document["sound"] and document["relations"] == [] and len(document["findings"]) == 2
 
 
+def test_score_says_on_the_command_line_that_a_verdict_is_exploratory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make_study(tmp_path / "study", replicates=1)
+    assert main(["score", *study.options, "--replicates", "1", "--out", str(tmp_path / "score.json")]) == 0
+    assert capsys.readouterr().out == f"{study.runs}: exploratory (1 of 5); no headline counts it\n"
+
+
 def test_the_twins_proof_is_sealed_as_an_input_and_has_to_be_there(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,10 +20,11 @@ COMMANDS = ("cli.py", "cli_alignment.py", "cli_dispatch.py", "cli_figures.py", "
 # What hands on or shows, and makes no result: the digest itself, a progress bar, a lane by its name.
 APART = {"routeblock.rule_code", "routeblock.progress", "routeblock.route_block.runs.lanes"}
 # A prediction takes its turn to ask a GPU for its name alone; no rule is made from how it waits.
-APART_FOR = {"prediction": {"routeblock.cuda.gpu_lock"}, "run": {"routeblock.cuda.gpu_lock"}}
+APART_FOR = {rule: {"routeblock.cuda.gpu_lock"} for rule in ("prediction", "run", "identity")}
 # `code(rule)` with a name that the command computes.
 COMPUTED = {
     ("cli.py", "run"): ["run", "run_cuda"],
+    ("cli.py", "freeze_identity"): ["identity", "identity_cuda"],
     ("cli.py", "table"): [f"table_{name}" for name in (*workflow.TABLES, *workflow.GPU_TABLES)],
     ("cli_alignment.py", "alignment_table"): [f"table_{name}" for name in workflow.ALIGNMENT_TABLES],
     ("cli_dispatch.py", "dispatch_table"): [f"table_{name}" for name in DISPATCH_TABLES],
@@ -101,7 +102,9 @@ def test_a_module_imported_by_name_is_declared_here() -> None:
     assert found == BY_NAME.keys()
 
 
-@pytest.mark.parametrize("rule", ["build_kernels", "probe", "run_cuda", "capture", "census", "unassisted"])
+@pytest.mark.parametrize(
+    "rule", ["build_kernels", "probe", "run_cuda", "identity_cuda", "capture", "census", "unassisted"]
+)
 def test_sources_that_the_code_of_a_rule_names_are_in_its_digest(rule: str) -> None:
     named = set()
     for module in import_closure(workflow.RULES[rule].modules):

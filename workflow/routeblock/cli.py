@@ -460,10 +460,11 @@ def score(
     verbose: Verbose = False,
 ) -> None:
     """Judge runs from their raw tensors, then the prediction and the seven relations; exit 1 if anything is wrong."""
+    from routeblock.route_block.scorer.score import PROTOCOL
     from routeblock.route_block.scorer.score import score as judge
     from routeblock.rule_code import code
 
-    findings = judge(
+    verdict = judge(
         fixture=fixture,
         prediction=prediction,
         identity=identity,
@@ -474,8 +475,10 @@ def score(
         plans=plans,
         lane=lane,
         golden=golden,
-    ).findings
-    if findings:
+    )
+    if (evidence := verdict.document["evidence"]) != PROTOCOL:
+        print(f"{runs}: {evidence}; no headline counts it")
+    if findings := verdict.findings:
         _print_findings(findings, verbose)
         raise typer.Exit(1)
 

@@ -64,7 +64,7 @@ def _by_basis(relations: Rows, basis: str) -> str:
     if exploratory := [status.partition(":")[0] for status in found if status.startswith("exploratory")]:
         return exploratory[0]
     counts = [(found.count("holds"), "hold"), (found.count("fails"), "fail"), (found.count("not informative"), "n. i.")]
-    return ", ".join(f"{n} {said}" for n, said in counts if n or (found and said == "hold")) or "-"
+    return ", ".join(f"{n} {said}" for n, said in counts if n or (found and said != "n. i.")) or "-"
 
 
 def _at(place: tuple[str, ...]) -> Callable[[dict[str, str]], bool]:
