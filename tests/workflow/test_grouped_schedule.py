@@ -36,7 +36,7 @@ def lanes(checkout: Checkout, *names: str) -> None:
 
 
 def test_the_targets_name_every_file_of_a_record() -> None:
-    assert targets.FILES == STUDY.files
+    assert STUDY.files == targets.FILES
 
 
 def test_a_cpu_has_a_sweep_and_a_confirmation(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:

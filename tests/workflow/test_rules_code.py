@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from routeblock.q6k_dispatch.targets import TABLES as DISPATCH_TABLES
 
 from routeblock import rule_code as workflow
 from routeblock.evidence.digest import PACKAGE_ROOT, import_closure
+from routeblock.q6k_dispatch.targets import TABLES as DISPATCH_TABLES
 
-COMMANDS = ("cli.py", "cli_alignment.py", "cli_dispatch.py", "cli_figures.py", "cli_grouped.py")
+COMMANDS = ("cli.py", "cli_alignment.py", "cli_dispatch.py", "cli_figures.py", "cli_grouped.py", "cli_native.py")
 # What hands on or shows, and makes no result: the digest itself, a progress bar, a lane by its name.
 APART = {"routeblock.rule_code", "routeblock.progress", "routeblock.route_block.runs.lanes"}
 # A prediction takes its turn to ask a GPU for its name alone; no rule is made from how it waits.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from routeblock.errors import InputError
-from routeblock.timing.statistics import Verdict
+from routeblock.timing.plan import Verdict
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
