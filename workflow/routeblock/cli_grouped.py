@@ -118,14 +118,15 @@ def window(
     ] = None,
 ) -> None:
     """Measure in a guarded window: drain, check, run, check, verify the cleanup, open. Exits 1 if a check failed."""
+    import json
+
     from routeblock.cuda import window as guarded
-    from routeblock.evidence.gpu_record import plain
     from routeblock.rule_code import code
 
     settings = guarded.Settings(*(tuple(given or ()) for given in (before, check, after, resident)))
     status = guarded.run(settings, command, yields, out, code=code("window"))
     if status:
-        print(guarded.failed(out, plain(out)["steps"]))
+        print(guarded.failed(out, json.loads(out.read_bytes())["steps"]))
         raise typer.Exit(status)
 
 
