@@ -132,17 +132,17 @@ def documents_check(protocol: Protocol, record: Record) -> Iterator[Finding]:
     versions = {build.extension_sha256: build.vllm for build in protocol.builds}
     extension = run["extension"]
     if extension["sha256"] not in versions:
-        told = f"extension {extension['sha256'][:12]} is none of the protocol's builds"
-        yield Finding("run.json", Reason.BUILD, told)
+        detail = f"extension {extension['sha256'][:12]} is none of the protocol's builds"
+        yield Finding("run.json", Reason.BUILD, detail)
     elif extension["vllm"] not in (None, versions[extension["sha256"]]):  # None: a file without its wheel
-        told = f"vLLM {extension['vllm']}, the protocol's build is of {versions[extension['sha256']]}"
-        yield Finding("run.json", Reason.BUILD, told)
+        detail = f"vLLM {extension['vllm']}, the protocol's build is of {versions[extension['sha256']]}"
+        yield Finding("run.json", Reason.BUILD, detail)
     if exactness["cubin_sha256"] != run["cubin_sha256"]:
-        told = f"checked {exactness['cubin_sha256'][:12]}, timed {run['cubin_sha256'][:12]}"
-        yield Finding("exactness.json", Reason.KERNELS, told)
+        detail = f"checked {exactness['cubin_sha256'][:12]}, timed {run['cubin_sha256'][:12]}"
+        yield Finding("exactness.json", Reason.KERNELS, detail)
     if exactness["gpu"] != run["device"]["name"]:
-        told = f"checked on {exactness['gpu']}, timed on {run['device']['name']}"
-        yield Finding("exactness.json", Reason.DEVICE, told)
+        detail = f"checked on {exactness['gpu']}, timed on {run['device']['name']}"
+        yield Finding("exactness.json", Reason.DEVICE, detail)
     if exactness["differs"]:
         yield Finding("exactness.json", Reason.BITS, exactness["differs"])
     for line in sanitizer.findings(record.documents["sanitizer"]):
@@ -151,8 +151,8 @@ def documents_check(protocol: Protocol, record: Record) -> Iterator[Finding]:
     for check in run["checks"]:
         key = tuple(check[name] for name in KEY)
         if key in sizes and check["block_size"] != sizes[key]:
-            told = f"block size {check['block_size']}, vLLM takes {sizes[key]}"
-            yield Finding(f"check of {place(check)}", Reason.BLOCK_SIZE, told)
+            detail = f"block size {check['block_size']}, vLLM takes {sizes[key]}"
+            yield Finding(f"check of {place(check)}", Reason.BLOCK_SIZE, detail)
 
 
 def check_of(point: Point, variant: str, wrong: frozenset[str]) -> dict[str, Any]:

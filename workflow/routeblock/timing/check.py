@@ -44,18 +44,18 @@ def check(study: Study, record: Record, rows: list[Row], protocol: Any) -> list[
     carried, given = record.run["protocol_sha256"], protocol.digest()
     wrong = []
     if carried != given:
-        told = f"carries protocol {carried[:12]}, the given one is {given[:12]}"
-        wrong.append(Finding("run.json", Reason.PROTOCOL, told))
+        detail = f"carries protocol {carried[:12]}, the given one is {given[:12]}"
+        wrong.append(Finding("run.json", Reason.PROTOCOL, detail))
     wrong += study.documents_check(protocol, record)
     wrong += _counts(study, record, rows)
     return wrong + list(_Walk(study, record, rows, protocol).findings())
 
 
 def _counts(study: Study, record: Record, rows: list[Row]) -> Iterator[Finding]:
-    told, ours = record.run["batches"], Counter(study.counted(row) for row in rows)
-    for kind in sorted(ours.keys() | told.keys()):
-        if ours.get(kind, 0) != told.get(kind, 0):
-            yield Finding("run.json", Reason.COUNTS, f"{told.get(kind, 0)} {kind}, there are {ours.get(kind, 0)}")
+    stated, ours = record.run["batches"], Counter(study.counted(row) for row in rows)
+    for kind in sorted(ours.keys() | stated.keys()):
+        if ours.get(kind, 0) != stated.get(kind, 0):
+            yield Finding("run.json", Reason.COUNTS, f"{stated.get(kind, 0)} {kind}, there are {ours.get(kind, 0)}")
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class _Walk:
             if key in timed and named:
                 yield Finding(stage.label, Reason.COUNTS, "run.json says that it was not measured, it has batches")
             if key not in timed:
-                told = "not measured" if named else "no batches, and run.json does not say that it was not measured"
-                yield Finding(stage.label, Reason.POINT_MISSING, told)
+                detail = "not measured" if named else "no batches, and run.json does not say that it was not measured"
+                yield Finding(stage.label, Reason.POINT_MISSING, detail)
                 continue
             for side in stage.checked:
                 if (key, side) not in self._checked:
@@ -169,17 +169,17 @@ class _Walk:
             clock, stage = row.get("clock", ""), planned.stage
             family = planned.family_of.get(clock)
             if family is None:
-                told = f"its clocks are {', '.join(planned.family_of)}, not {clock!r}"
-                yield Finding(self._who(index), Reason.CLOCK_UNKNOWN, told)
+                detail = f"its clocks are {', '.join(planned.family_of)}, not {clock!r}"
+                yield Finding(self._who(index), Reason.CLOCK_UNKNOWN, detail)
             elif row["series"] not in planned.series:
-                told = f"the protocol's series are {', '.join(planned.series)}"
-                yield Finding(self._who(index), Reason.SERIES_UNKNOWN, told)
+                detail = f"the protocol's series are {', '.join(planned.series)}"
+                yield Finding(self._who(index), Reason.SERIES_UNKNOWN, detail)
             elif not 0 <= row["repetition"] < stage.repetitions:
-                told = f"{stage.repetitions} repetitions are planned"
-                yield Finding(self._who(index), Reason.REPETITION_UNKNOWN, told)
+                detail = f"{stage.repetitions} repetitions are planned"
+                yield Finding(self._who(index), Reason.REPETITION_UNKNOWN, detail)
             elif not 0 <= row["attempt"] < self._rules.attempts:
-                told = f"{self._rules.attempts} attempts are allowed"
-                yield Finding(self._who(index), Reason.ATTEMPT_UNPLANNED, told)
+                detail = f"{self._rules.attempts} attempts are allowed"
+                yield Finding(self._who(index), Reason.ATTEMPT_UNPLANNED, detail)
             else:
                 unit = (row["repetition"],) if stage.whole else (row["repetition"], row["series"], clock)
                 units = self._units.setdefault((stage.key, family), {})
@@ -192,8 +192,8 @@ class _Walk:
 
     def _alone(self, index: int, row: Row, planned: _Planned) -> Iterator[Finding]:
         values, due = planned.labels(row["series"], row["side"], row["repetition"], row.get("clock", ""))
-        if (told := values(row)) != tuple(due.values()):
-            for (name, should), is_ in zip(due.items(), told, strict=True):
+        if (stated := values(row)) != tuple(due.values()):
+            for (name, should), is_ in zip(due.items(), stated, strict=True):
                 if is_ != should:
                     reason = _LABELS.get(name) or Reason(name)
                     yield Finding(self._who(index), reason, f"{name} is {is_!r}, the protocol gives {should!r}")
@@ -272,12 +272,12 @@ class _Walk:
                 yield Finding(self._who(i), Reason.BATCH_TWICE, f"{there[key]} batches")
             seen.add(key)
         if len(verdicts := {self._verdict(i) for i in indices}) > 1:
-            told = "; ".join(f"accepted {accepted}, reason {reason!r}" for accepted, reason in sorted(verdicts))
-            yield Finding(where, Reason.SPLIT, told)
+            detail = "; ".join(f"accepted {accepted}, reason {reason!r}" for accepted, reason in sorted(verdicts))
+            yield Finding(where, Reason.SPLIT, detail)
         states = {_state(self._rows[i]) for i in indices}
         if len(states) > 1:
-            told = f"{len(states)} states of {', '.join(_STATE)}: {' and '.join(map(str, sorted(states)))}"
-            yield Finding(where, Reason.STATE, told)
+            detail = f"{len(states)} states of {', '.join(_STATE)}: {' and '.join(map(str, sorted(states)))}"
+            yield Finding(where, Reason.STATE, detail)
         due = self._due(indices)
         verdict = verdicts.pop() if len(verdicts) == 1 else None
         if due and any(self._rows[i]["accepted"] for i in indices):
@@ -285,8 +285,8 @@ class _Walk:
         elif verdict and verdict[1] in self._reasons:
             possible = due | ({Rejection.LATE} if LATE in {clock for clock, _ in batches} else set())
             if verdict[1] not in possible:
-                told = f"rejected as {verdict[1]!r}, seen was {', '.join(sorted(due)) or 'nothing'}"
-                yield Finding(where, Reason.REASON_NOT_SEEN, told)
+                detail = f"rejected as {verdict[1]!r}, seen was {', '.join(sorted(due)) or 'nothing'}"
+                yield Finding(where, Reason.REASON_NOT_SEEN, detail)
 
     def _due(self, indices: list[int]) -> set[str]:
         """The protocol's reasons for rejection that the device's state and the check before timing give."""
@@ -316,8 +316,8 @@ class _Walk:
             if row["position"] != planned.positions[repetition][row["series"]]:
                 place = ()
             if turn < before[0] or (turn == before[0] and place and before[1] and place < before[1]):
-                told = f"repetition {repetition}, attempt {attempt}, position {row['position']} stands too late"
-                yield Finding(self._who(i), Reason.ORDER, told)
+                detail = f"repetition {repetition}, attempt {attempt}, position {row['position']} stands too late"
+                yield Finding(self._who(i), Reason.ORDER, detail)
             before = turn, place
 
 

@@ -209,9 +209,9 @@ def _rotation(copy: Copy) -> None:
 
 
 def _relabel(copy: Copy, *names: str) -> None:
-    names = copy.room.baseline, copy.room.candidate
-    rows = _accepted(copy, copy.room.hard, *names)
-    baseline, candidate = (where(rows, series=name)[0] for name in names)
+    both = copy.room.baseline, copy.room.candidate
+    rows = _accepted(copy, copy.room.hard, *both)
+    baseline, candidate = (where(rows, series=name)[0] for name in both)
     _swap(baseline, candidate, "series", "side", "variant", *names)
 
 
@@ -341,10 +341,10 @@ def _counted(copy: Copy) -> None:
 
 
 def _uncounted(copy: Copy) -> None:
-    told = copy.run["batches"]
-    if not any(kind.endswith(copy.room.soft_reason) for kind in told):
+    counts = copy.run["batches"]
+    if not any(kind.endswith(copy.room.soft_reason) for kind in counts):
         raise ImpossibleError("this record has no rejected repetition")
-    copy.run["batches"] = {kind: n for kind, n in told.items() if not kind.endswith(copy.room.soft_reason)}
+    copy.run["batches"] = {kind: n for kind, n in counts.items() if not kind.endswith(copy.room.soft_reason)}
 
 
 def _check_deleted(copy: Copy) -> None:

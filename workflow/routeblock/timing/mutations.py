@@ -112,9 +112,9 @@ def _sound(study: Study, room: Room, folder: Path, protocol_path: Path) -> _Soun
     with usable(folder):
         rows = study.table.rows(record.batches)
         found = comparisons(rows, study.key, study.pairs(protocol, record), protocol.bootstrap)
-        told = {"protocol_sha256": protocol.digest(), "comparisons": [c.row() for c in found]}
+        document = {"protocol_sha256": protocol.digest(), "comparisons": [c.row() for c in found]}
         rules = json.loads(protocol_path.read_text(encoding="utf-8"))
-        copy = Copy(study, room, rows, record.documents, rules, told).again()
+        copy = Copy(study, room, rows, record.documents, rules, document).again()
         ours = recounted(study, [record], [rows], protocol)
         return _Sound(copy, folder, check(study, record, rows, protocol), ours)
 
@@ -124,11 +124,11 @@ def _judge(edited: Copy, name: str, sound: _Sound, recompute: Recompute) -> dict
     of_statistics = edits.is_of_statistics(name) or name == edits.UNCHANGED
     protocol = edited.study.protocol.model_validate(edited.rules)
     record = Record(sound.folder, [], edited.documents)
-    told: list[Finding] = []
+    document: list[Finding] = []
     if of_statistics:
-        told = compare(edited.study, edited.statistics, sound.recounted.rows, protocol.digest())
+        document = compare(edited.study, edited.statistics, sound.recounted.rows, protocol.digest())
     checked = sound.checked if of_statistics else check(edited.study, record, edited.rows, protocol)
-    return {By.CHECK: checked, By.VERIFICATION: recompute(record, protocol), By.RECOUNT: told}
+    return {By.CHECK: checked, By.VERIFICATION: recompute(record, protocol), By.RECOUNT: document}
 
 
 def _codes(found: Iterable[Finding]) -> list[str]:
@@ -214,12 +214,12 @@ def misjudged(entries: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The entries of a `mutations.json`. Raises InputError if it is none."""
+    """The entries of a `mutations.json`. Raises InputError if it is not one."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if told["format"] != FORMAT:
-            raise ValueError(f"format {told['format']}")
-        return list(told["mutations"])
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']}")
+        return list(document["mutations"])
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise InputError(
             f"no edits of a record: {e}",

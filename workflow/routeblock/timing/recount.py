@@ -52,12 +52,12 @@ def _interval(ratios: list[float], bootstrap: Row) -> tuple[float, float]:
 
 def _estimate(new: dict[int, float], old: dict[int, float], least: int, bootstrap: Row) -> Row:
     both = sorted(set(new) & set(old))
-    told: Row = dict.fromkeys(_ESTIMATE) | {"n": len(both)}
+    estimate: Row = dict.fromkeys(_ESTIMATE) | {"n": len(both)}
     if len(both) < least:
-        return told
+        return estimate
     ratios = [new[r] / old[r] for r in both]
     low, high = _interval(ratios, bootstrap)
-    return told | {
+    return estimate | {
         "baseline_us": median(old[r] for r in both),
         "candidate_us": median(new[r] for r in both),
         "change": median(ratios) - 1,
@@ -66,13 +66,13 @@ def _estimate(new: dict[int, float], old: dict[int, float], least: int, bootstra
     }
 
 
-def _verdict(rule: str, told: Row, least: int, threshold: float | None) -> str | None:
-    few = told["n"] < least or told["low"] is None
+def _verdict(rule: str, estimate: Row, least: int, threshold: float | None) -> str | None:
+    few = estimate["n"] < least or estimate["low"] is None
     if rule == "none":
         return None
     if rule == "best":
         return "too few accepted" if few else ""
-    low, high = told["low"], told["high"]
+    low, high = estimate["low"], estimate["high"]
     if rule == "margin":
         if few or (low <= threshold < high):
             return "undecided"
@@ -95,24 +95,24 @@ def recount(rows: list[Row], key: tuple[str, ...], pairs: list[Row], bootstrap: 
     for pair in pairs:
         stage, clock = pair["stage"], pair["clock"]
         new, old = (times.get((stage, clock, pair[side]), {}) for side in ("candidate", "baseline"))
-        told = _estimate(new, old, pair["estimate_from"], bootstrap)
-        told["verdict"] = _verdict(str(pair["rule"]), told, pair["verdict_from"], pair["threshold"])
-        found.append(told)
-        by_place[stage, clock, pair["candidate"], pair["baseline"]] = told
+        estimate = _estimate(new, old, pair["estimate_from"], bootstrap)
+        estimate["verdict"] = _verdict(str(pair["rule"]), estimate, pair["verdict_from"], pair["threshold"])
+        found.append(estimate)
+        by_place[stage, clock, pair["candidate"], pair["baseline"]] = estimate
     result = []
-    for pair, told in zip(pairs, found, strict=True):
+    for pair, estimate in zip(pairs, found, strict=True):
         floor: Row | None = None
         if pair["floor"]:
             stage, candidate, baseline = pair["floor"]
             floor = by_place.get((stage, pair["clock"], candidate, baseline))
-        row = {**pair["columns"], **told, "planned": pair["planned"], "threshold": pair["threshold"]}
+        row = {**pair["columns"], **estimate, "planned": pair["planned"], "threshold": pair["threshold"]}
         row |= {f"floor_{name}": floor[name] if floor else None for name in ("change", "low", "high")}
         ends = [row[name] for name in ("low", "high", "floor_low", "floor_high")]
         apart = None if None in ends or str(pair["rule"]) != "effect" else ends[1] < ends[2] or ends[3] < ends[0]
         row["clear_of_floor"] = apart
         row["target"], row["best"], row["reached"] = pair["target"], None, None
-        if pair["target"] is not None and pair["contest"] is None and told["change"] is not None:
-            row["reached"] = told["change"] + 1 <= pair["target"]
+        if pair["target"] is not None and pair["contest"] is None and estimate["change"] is not None:
+            row["reached"] = estimate["change"] + 1 <= pair["target"]
         result.append(row)
     _contests(pairs, result)
     return result

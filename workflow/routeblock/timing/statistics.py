@@ -60,9 +60,9 @@ class Comparison:
 
     def row(self) -> Row:
         """For JSON: the columns, then the numbers."""
-        told = asdict(self)
-        columns: Row = told.pop("columns")
-        return columns | told
+        document = asdict(self)
+        columns: Row = document.pop("columns")
+        return columns | document
 
 
 Times = dict[tuple[Key, str, str], dict[int, float]]
@@ -204,8 +204,8 @@ def write(
         for c in found
         if c.verdict == Verdict.INCOMPLETE
     ]
-    told = {"protocol_sha256": protocol.digest(), **(parameters or {}), "comparisons": [c.row() for c in found]}
-    write_json(out / STATISTICS, told)
+    document = {"protocol_sha256": protocol.digest(), **(parameters or {}), "comparisons": [c.row() for c in found]}
+    write_json(out / STATISTICS, document)
     with atomic_file(out / RATIOS) as tmp:
         pq.write_table(ratios(rows, study.key, pairs), tmp, compression="zstd")
     seal(
@@ -231,15 +231,15 @@ def ratios(rows: Iterable[Row], key: Sequence[str], pairs: Iterable[Pair]) -> pa
 
 
 def read(path: Path) -> list[Comparison]:
-    """The comparisons of a `statistics.json`. Raises InputError if it is none."""
+    """The comparisons of a `statistics.json`. Raises InputError if it is not one."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
+        document = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
         return [
             Comparison(
                 {name: value for name, value in row.items() if name not in _NUMBERS},
                 **{name: row[name] for name in _NUMBERS},
             )
-            for row in told
+            for row in document
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise InputError(

@@ -47,13 +47,13 @@ def recounted(study: Study, records: Sequence[Record], rows: Sequence[list[Row]]
     return Recounted({identity(study, row): row for row in found}, paired_ratios(every, study.key, pairs))
 
 
-def compare(study: Study, told: Row, ours: Mapping[Key, Row], digest: str) -> list[Finding]:
-    """Where `told`, the contents of a statistics.json, is not exactly the recount under the protocol `digest`."""
+def compare(study: Study, document: Row, ours: Mapping[Key, Row], digest: str) -> list[Finding]:
+    """Where `document`, the contents of a statistics.json, is not exactly the recount under the protocol `digest`."""
     wrong = []
-    if told["protocol_sha256"] != digest:
-        wrong.append(Finding(_STATISTICS, Reason.PROTOCOL, f"carries protocol {told['protocol_sha256'][:12]}"))
+    if document["protocol_sha256"] != digest:
+        wrong.append(Finding(_STATISTICS, Reason.PROTOCOL, f"carries protocol {document['protocol_sha256'][:12]}"))
     theirs: dict[Key, Row] = {}
-    for row in told["comparisons"]:
+    for row in document["comparisons"]:
         key = identity(study, row)
         if key in theirs:
             wrong.append(Finding(_named(key), Reason.COMPARISON_TWICE, "there twice"))
@@ -97,8 +97,8 @@ def unsealed(study: Study, folder: Path) -> list[Finding]:
         path = folder / name
         digest = sha256_file(path) if path.is_file() else "nothing"
         if digest != sealed.get(name):
-            told = f"edited: SHA-256 {digest[:16]}, sealed with {sealed.get(name, 'nothing')[:16]}"
-            wrong.append(Finding(str(path), Reason.SEAL, told))
+            document = f"edited: SHA-256 {digest[:16]}, sealed with {sealed.get(name, 'nothing')[:16]}"
+            wrong.append(Finding(str(path), Reason.SEAL, document))
     return wrong
 
 
@@ -120,14 +120,14 @@ def disagreements(
             rows.append(study.table.rows(record.batches))
         records.append(record)
     with usable(statistics):
-        told = json.loads(statistics.read_text(encoding="utf-8"))
-        if not isinstance(told, dict):
+        document = json.loads(statistics.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
             raise ValueError("no mapping")
     if not {finding.reason for finding in wrong} <= INCOMPLETE:
         return 0, wrong
     ours = recounted(study, records, rows, protocol)
     with usable(statistics):
-        wrong += compare(study, told, ours.rows, protocol.digest())
+        wrong += compare(study, document, ours.rows, protocol.digest())
     with usable(ratios := statistics.with_name(_RATIOS)):
         wrong += _differing_ratios(ratios, ours.ratios)
     return len(ours.rows), wrong
@@ -146,9 +146,9 @@ def write(
 ) -> tuple[int, list[Finding]]:
     """Write `validation.json` and its manifest to `out`; returns what `disagreements` does."""
     number, wrong = disagreements(study, statistics, folders, protocol, sealed=sealed)
-    told = [{"where": f.where, "reason": str(f.reason), "detail": f.detail} for f in wrong]
+    document = [{"where": f.where, "reason": str(f.reason), "detail": f.detail} for f in wrong]
     path = out / "validation.json"
-    write_json(path, {"comparisons": number, "disagreements": told})
+    write_json(path, {"comparisons": number, "disagreements": document})
     seal(
         out / "validation.manifest.json",
         rule=rule,
@@ -164,10 +164,10 @@ def write(
 
 
 def must_agree(path: Path) -> None:
-    """Read a `validation.json`. Raises InputError if it is none, compared nothing, or lists a disagreement."""
+    """Read a `validation.json`. Raises InputError if it is not one, compared nothing, or lists a disagreement."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        compared, found = int(told["comparisons"]), list(told["disagreements"])
+        document = json.loads(path.read_text(encoding="utf-8"))
+        compared, found = int(document["comparisons"]), list(document["disagreements"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise InputError(
             f"no validation: {e}",
