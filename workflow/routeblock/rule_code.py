@@ -38,7 +38,7 @@ class Code:
 
 
 TABLES = ("geometry", "studies", "trajectories", "relations", "differences", "mutations", "prediction")
-GPU_TABLES = ("agreement", "census", "probe_control", "versions", "history", "repetition", "operator")
+GPU_TABLES = ("agreement", "census", "history", "repetition", "operator", "probe_control", "versions")
 _PROBE = ("cuda/grid_probe.c",)
 FIGURES = ("partition", "differences", "trajectories")
 _ALIGNMENT_FILES = ("cuda/align.cu", "cuda/align_variants.cuh")
