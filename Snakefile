@@ -38,17 +38,17 @@ rule all:
     default_target: True
     input:
         rules.environment.output,
-        each(rules.score.output.score),
-        [f"results/tables/{name}.md" for name in TABLE_SOURCES if name != "prediction"],
+        STUDY_A.each(rules.score.output.score),
+        [f"results/tables/{target.name}.md" for target in TABLES if target.name != "prediction"],
         # The study's own mistake, in its own geometry: other shapes need not split at that grid.
         expand(
             rules.control.output,
-            **(STUDIES | dict(fixture=OWN_GEOMETRY, lane=RUN_HERE, point=["published"], plan_source=["stored"])),
+            **(
+                STUDIES
+                | dict(fixture=OWN_GEOMETRY, lane=STUDY_A.run_here, point=["published"], plan_source=["stored"])
+            ),
         ),
         grouped.identities(CONFIG),
-        [f"results/tables/{name}.md" for name in grouped.TABLES],
-        [f"results/tables/{name}.md" for name in alignment.TABLES],
-        [f"results/tables/{name}.md" for name in fast_paths.TABLES],
-        [f"results/figures/{name}.svg" for name in (*FIGURES, *grouped.FIGURES, *alignment.FIGURES)],
+        [f"results/figures/{target.name}.svg" for target in FIGURES],
         rules.report.output,
         rules.bundle.output,

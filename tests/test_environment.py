@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_environment_names_every_pin_as_installed_and_is_sealed(tmp_path: Path) -> None:
-    environment.write(tmp_path, ROOT / "envs" / "base.txt", code="0" * 64)
+    environment.write(tmp_path, ROOT / "envs" / "base.txt")
     told = json.loads((tmp_path / "environment.json").read_bytes())
     pins = [line for line in (ROOT / "envs" / "base.txt").read_text().splitlines() if "==" in line]
     assert [f"{name}=={told['packages'][name]}" for name in (p.split("==")[0] for p in pins)] == pins
     assert told["packages"]["numpy"] == version("numpy")
     assert told["python"] == platform.python_version()
-    assert verify(tmp_path, code=None, sources=[ROOT / "envs"]) == []
+    assert verify(tmp_path, sources=[ROOT / "envs"]) == []
 
 
 def test_a_package_that_is_not_installed_is_null(tmp_path: Path) -> None:

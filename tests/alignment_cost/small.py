@@ -143,7 +143,7 @@ def made_up(device: FakeDevice, path: Path) -> Record:
 def write_record(out: Path, path: Path, found: Iterable[Batch], told: dict[str, Any]) -> Path:
     """Write and seal a record, over one that is there."""
     STUDY.write(out, list(found), told)
-    STUDY.seal(out, "record_alignment", path, CODE)
+    STUDY.seal(out, "record_alignment", path, [STUDY.module])
     return out
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from small import CODE, COMMITTED, FakeDevice, made_up, protocol_file, record_folder, write_record
+from small import COMMITTED, FakeDevice, made_up, protocol_file, record_folder, write_record
 
 from routeblock.alignment_cost import targets, verification
 from routeblock.alignment_cost.edits import ROOM
@@ -20,7 +20,7 @@ from routeblock.cli import main
 from routeblock.cuda.telemetry import State
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_file
-from routeblock.timing import edits, mutations, statistics, validation
+from routeblock.timing import edits, edits_table, mutations, statistics, validation
 from routeblock.timing.check import INCOMPLETE, check, findings
 from routeblock.timing.edits import Copy, ImpossibleError
 from routeblock.timing.mutations import By, Entry
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, protocol: Path) -> Path:
 
 @pytest.fixture
 def made(folder: Path, protocol: Path, tmp_path: Path) -> Path:
-    statistics.write(tmp_path / "statistics", STUDY, [folder], protocol, rule="alignment_statistics", code=CODE)
+    statistics.write(tmp_path / "statistics", STUDY, [folder], protocol, rule="alignment_statistics")
     return tmp_path / "statistics/statistics.json"
 
 
@@ -65,7 +65,7 @@ def edited(name: str, folder: Path, protocol: Path, made: Path) -> None:
     protocol.write_text(json.dumps(copy.rules))
     write_record(folder, protocol, [STUDY.table.batch(row) for row in copy.rows], copy.documents)
     with suppress(InputError, ValueError):  # twice accepted, or no JSON for a time: the old ones stay
-        statistics.write(made.parent, STUDY, [folder], protocol, rule="alignment_statistics", code=CODE)
+        statistics.write(made.parent, STUDY, [folder], protocol, rule="alignment_statistics")
 
 
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if e.by is not By.VERIFICATION], ids=lambda e: e.name)
@@ -86,7 +86,7 @@ def test_edits_are_judged_as_declared_and_a_wrong_declaration_is_found(
     out = tmp_path / "mutations"
     assert main([*common, "--declared", str(DECLARED), "--out", str(out)]) == 0
     assert f"{len(ENTRIES)} copies judged as declared" in capsys.readouterr().out
-    entries = mutations.read(out / "mutations.json")
+    entries = edits_table.read(out / "mutations.json")
     assert all(e["as_declared"] for e in entries) and len(entries) == len(ENTRIES)
 
     told = json.loads(DECLARED.read_text())

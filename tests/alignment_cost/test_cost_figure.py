@@ -11,9 +11,8 @@ import pytest
 from routeblock import tables as writer
 from routeblock.alignment_cost.figures import COLUMNS, FIGURES, alignment_cost
 from routeblock.alignment_cost.tables import TABLES
-from routeblock.figure_style import Row, identity, look, write_from_table
+from routeblock.figure_style import Given, Row, identity, look
 
-CODE = "c" * 64
 TOKENS = (1, 16, 256, 4096)
 
 
@@ -27,7 +26,7 @@ def _rows() -> list[Row]:
         for i, tokens in enumerate(TOKENS):
             for mode in modes:
                 ratio = 0.5 + i / 8 + modes.index(mode) / 64
-                row: Row = dict.fromkeys(c.name for c in TABLES["alignment_cost"][1])
+                row: Row = dict.fromkeys(c.name for c in TABLES["alignment_cost"].columns)
                 row |= {"campaign": campaign, "role": role, "experts": experts, "top_k": 8, "tokens": tokens}
                 row |= {"mode": mode, "ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.02}
                 row |= {"sort_ratio": 8.0 - i, "sort_low": 7.5 - i, "sort_high": 8.5 - i, "margin_percent": 2.0}
@@ -46,14 +45,14 @@ def _rows() -> list[Row]:
 
 
 def test_the_columns_are_the_tables() -> None:
-    assert set(COLUMNS) <= {column.name for column in TABLES["alignment_cost"][1]}
+    assert set(COLUMNS) <= {column.name for column in TABLES["alignment_cost"].columns}
 
 
 def test_the_figure_is_equal_when_made_twice_and_tells_the_verdicts(
     tmp_path: Path, words: Callable[[Path], str]
 ) -> None:
-    (table, *_) = writer.write(tmp_path, "t", TABLES["alignment_cost"][1], _rows(), title="t")
-    made = [write_from_table("alignment_cost", FIGURES, [table], tmp_path / out, code=CODE) for out in ("a", "b")]
+    (table, *_) = writer.write(tmp_path, "t", TABLES["alignment_cost"].columns, _rows(), title="t")
+    made = [FIGURES["alignment_cost"].write(Given([table]), tmp_path / out) for out in ("a", "b")]
     for first, second in zip(*made, strict=True):
         assert first.read_bytes() == second.read_bytes()
     told = words(made[0][0])

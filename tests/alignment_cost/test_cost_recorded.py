@@ -122,7 +122,7 @@ def test_the_checks_are_told(found: Record, compared: list[Comparison]) -> None:
 def test_the_rules_name_the_tables_and_files() -> None:
     assert tuple(tables.TABLES) == targets.TABLES and STUDY.files == targets.FILES
     with pytest.raises(InputError, match="no table is called 'costs'"):
-        tables.write("costs", ROOT, ROOT, ROOT, ROOT, code="")
+        tables.write("costs", ROOT, ROOT, ROOT, ROOT)
 
 
 def copied(tmp_path: Path) -> Path:
@@ -184,7 +184,7 @@ def test_a_record_without_its_contents_is_refused(tmp_path: Path) -> None:
 
 def test_a_restored_record_is_sealed_for_the_validator(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert verification.write(out, HERE, COMMITTED, code="0" * 64) == []
+    assert verification.write(out, HERE, COMMITTED) == []
     assert unsealed(STUDY, out) == []
     (out / "exactness.json").write_text("{}")
     assert [Path(f.where).name for f in unsealed(STUDY, out)] == ["exactness.json"]

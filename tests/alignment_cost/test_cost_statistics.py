@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from small import CODE, FakeDevice, made_up, protocol_file, record_folder
+from small import FakeDevice, made_up, protocol_file, record_folder
 
 from routeblock.alignment_cost import record
 from routeblock.alignment_cost.batches import Batch
@@ -89,7 +89,7 @@ def test_a_point_without_batches_has_a_row(protocol: Path) -> None:
 
 
 def run(folder: Path, protocol: Path, out: Path) -> Path:
-    assert statistics.write(out, STUDY, [folder], protocol, rule="alignment_statistics", code=CODE) == []
+    assert statistics.write(out, STUDY, [folder], protocol, rule="alignment_statistics") == []
     return out / "statistics.json"
 
 
@@ -154,7 +154,7 @@ def test_a_changed_raw_batch_is_refused(
     change(rows)
     STUDY.table.write(folder / BATCHES, [Batch(**row) for row in rows])
     if sealed:
-        STUDY.seal(folder, "record_alignment", protocol, CODE)
+        STUDY.seal(folder, "record_alignment", protocol, [STUDY.module])
     wrong = disagreements(made, folder, protocol)[1]
     assert any(words in str(line) for line in wrong), wrong
 

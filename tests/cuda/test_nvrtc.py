@@ -23,7 +23,7 @@ def test_both_environments_are_there() -> None:
 
 @pytest.mark.parametrize("architecture", build.ARCHITECTURES)
 def test_kernels_compile(architecture: str) -> None:
-    cubin = build.compile_kernels("q6k_schedules", architecture, LIBRARIES)
+    cubin = build.compile_kernels(architecture, LIBRARIES)
     assert nvrtc.cubin_architecture(cubin.code) == architecture
     assert cubin.nvrtc == ("12.8.93" if architecture == "sm_70" else "13.0.88")
     # Only NVRTC's own farewell to old architectures may be said.
@@ -31,19 +31,17 @@ def test_kernels_compile(architecture: str) -> None:
 
 
 def test_a_cubin_does_not_depend_on_the_folder(tmp_path: Path) -> None:
-    source = build.KERNELS["q6k_schedules"]
-    for name in (source.file, *source.headers):
-        (tmp_path / name).write_bytes((build.FOLDER / name).read_bytes())
-    moved = nvrtc.Nvrtc(LIBRARIES[0]).compile(
-        tmp_path / source.file, "sm_90", [tmp_path / header for header in source.headers]
-    )
-    assert moved.sha256 == build.compile_kernels("q6k_schedules", "sm_90", LIBRARIES).sha256
+    source, *headers = (tmp_path / name for name in build.SOURCES)
+    for path in (source, *headers):
+        path.write_bytes(build.SOURCE.with_name(path.name).read_bytes())
+    moved = nvrtc.Nvrtc(LIBRARIES[0]).compile(source, "sm_90", headers)
+    assert moved.sha256 == build.compile_kernels("sm_90", LIBRARIES).sha256
 
 
 def test_a_build_records_the_binary_identity(tmp_path: Path) -> None:
-    build.build(tmp_path, "sm_80", code="0" * 64, libraries=LIBRARIES)
+    build.build(tmp_path, "sm_80", libraries=LIBRARIES)
     record = json.loads((tmp_path / "build.json").read_text())["q6k_schedules"]
-    cubin = build.compile_kernels("q6k_schedules", "sm_80", LIBRARIES)
+    cubin = build.compile_kernels("sm_80", LIBRARIES)
     assert (tmp_path / "q6k_schedules.cubin").read_bytes() == cubin.code
     assert record["sha256"] == cubin.sha256 and record["nvrtc"] == "13.0.88"
     assert set(record["sources"]) == {"cuda/q6k_schedules.cu", "cuda/q6k_dot.cuh"}

@@ -15,8 +15,6 @@ import pytest
 from routeblock.cuda import telemetry
 from routeblock.cuda.window import Settings, failed, run
 
-CODE = "0" * 64
-
 
 def measured(tmp_path: Path, settings: Settings, *, left: list[list[str]] | None = None) -> tuple[int, Any, list[str]]:
     """Run a command that writes a batch; `left`: what is on the GPUs at each look after it."""
@@ -28,7 +26,6 @@ def measured(tmp_path: Path, settings: Settings, *, left: list[list[str]] | None
         [sys.executable, "-c", script],
         tmp_path / "batches",
         out,
-        code=CODE,
         foreign=lambda: next(looks, ["x"]),
     )
     log = tmp_path / "log"

@@ -15,7 +15,7 @@ from routeblock.errors import InputError
 from routeblock.evidence.chain import Kind, repair, seal, verify
 from routeblock.evidence.digest import canonical_json
 
-CODE = {"fixture": "a" * 64, "run": "b" * 64, "table": "c" * 64}
+CODE = ["routeblock.errors"]  # who made it is no matter here
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def results(tmp_path: Path) -> Path:
         path.write_text(text)
     for rule, out, used in (("fixture", fixture, source), ("run", run, fixture), ("table", table, run)):
         manifest = out.with_name(f"{rule}.manifest.json")
-        seal(manifest, rule=rule, outputs=[out], inputs=[used], parameters={"seed": 1}, code=CODE[rule])
+        seal(manifest, rule=rule, outputs=[out], inputs=[used], parameters={"seed": 1}, modules=CODE)
     return root
 
 
-def findings(root: Path, code: dict[str, str] | None = CODE) -> list[tuple[Kind, str]]:
-    found = verify(root, code=code, sources=[root.parent / "given"])
+def findings(root: Path, check_code: bool = True) -> list[tuple[Kind, str]]:
+    found = verify(root, check_code=check_code, sources=[root.parent / "given"])
     return [(f.kind, os.path.relpath(f.path, root)) for f in found]
 
 
@@ -101,7 +101,7 @@ def test_an_edited_source_is_named(results: Path) -> None:
 def test_an_edit_with_a_forged_manifest_is_caught_by_the_consumer(results: Path) -> None:
     (results / "run" / "r.bin").write_text("rum")
     manifest = results / "run" / "run.manifest.json"
-    seal(manifest, rule="run", outputs=[results / "run/r.bin"], inputs=[], parameters={}, code=CODE["run"])
+    seal(manifest, rule="run", outputs=[results / "run/r.bin"], inputs=[], parameters={}, modules=CODE)
     assert findings(results) == [(Kind.INPUT_DIFFERS_FROM_PRODUCER, "tables/table.manifest.json")]
 
 
@@ -116,7 +116,7 @@ def test_a_manifest_is_an_input_like_any_other(results: Path) -> None:
         outputs=[report / "r.html"],
         inputs=[run],
         parameters={},
-        code="c" * 64,
+        modules=CODE,
     )
     assert findings(results) == []
     rewrite(run, lambda m: m.update(parameters={"seed": 2}))
@@ -145,11 +145,11 @@ def test_among_results_nothing_is_a_log_or_a_note(results: Path, name: str) -> N
     assert findings(results) == [(Kind.LINK, name)]
 
 
-def test_a_rule_that_is_none_has_no_code_to_be_held_against(results: Path) -> None:
-    manifest = results / "tables" / "table.manifest.json"
-    rewrite(manifest, lambda m: m.update(rule="handmade", code="0" * 64))
-    assert findings(results) == [(Kind.UNKNOWN_RULE, "tables/table.manifest.json")]
-    assert findings(results, None) == []
+@pytest.mark.parametrize("modules", [[], ["routeblock.gone"], ["routeblock.errors", "routeblock.gone"]])
+def test_code_that_this_package_does_not_have_is_unknown(results: Path, modules: list[str]) -> None:
+    rewrite(results / "tables" / "table.manifest.json", lambda m: m.update(modules=modules))
+    assert findings(results) == [(Kind.UNKNOWN_CODE, "tables/table.manifest.json")]
+    assert findings(results, check_code=False) == []
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
@@ -173,8 +173,9 @@ def test_without_its_manifest_an_input_has_no_producer(results: Path) -> None:
 
 
 def test_a_result_of_older_code_is_stale(results: Path) -> None:
-    assert findings(results, CODE | {"run": "d" * 64}) == [(Kind.STALE_CODE, "run/run.manifest.json")]
-    assert findings(results, None) == []
+    rewrite(results / "run" / "run.manifest.json", lambda m: m.update(code="d" * 64))
+    assert findings(results) == [(Kind.STALE_CODE, "run/run.manifest.json")]
+    assert findings(results, check_code=False) == []
 
 
 @pytest.mark.parametrize(
@@ -200,6 +201,8 @@ def test_a_malformed_manifest_comes_first(results: Path, data: bytes) -> None:
         lambda m: m.update(format="routeblock.manifest.v2"),
         lambda m: m.update(extra=1),
         lambda m: m.update(code="z" * 64),
+        lambda m: m.update(modules=["routeblock./etc/hostname"]),
+        lambda m: m.update(modules=["os"]),
         lambda m: m.update(outputs=[]),
         lambda m: m["outputs"][0].update(size=-1),
         lambda m: m["outputs"][0].update(size="3"),
@@ -254,7 +257,7 @@ def test_nothing_to_verify_is_never_a_pass(tmp_path: Path, make: bool) -> None:
     if make:
         root.mkdir()
     with pytest.raises(InputError, match="make study"):
-        verify(root, code=None)
+        verify(root)
 
 
 def test_seal_refuses_an_output_elsewhere_and_a_missing_file(results: Path) -> None:
@@ -266,7 +269,7 @@ def test_seal_refuses_an_output_elsewhere_and_a_missing_file(results: Path) -> N
                 outputs=outputs,
                 inputs=inputs,
                 parameters={},
-                code="0" * 64,
+                modules=CODE,
             )
     assert not (results / "run" / "new.manifest.json").exists()
 
@@ -275,7 +278,7 @@ def test_seal_takes_a_folder_for_the_files_below_it(results: Path) -> None:
     path = results / "all.manifest.json"
     for m in results.rglob("*.manifest.json"):
         m.unlink()
-    seal(path, rule="fixture", outputs=[results], inputs=[], parameters={}, code="a" * 64)
+    seal(path, rule="fixture", outputs=[results], inputs=[], parameters={}, modules=CODE)
     assert [e["path"] for e in json.loads(path.read_bytes())["outputs"]] == [
         "fixture/f.bin",
         "run/r.bin",
@@ -287,7 +290,7 @@ def test_seal_takes_a_folder_for_the_files_below_it(results: Path) -> None:
 def test_repair_removes_what_does_not_fit_and_all_that_came_of_it(results: Path) -> None:
     (results / "run" / "r.bin").write_text("rum")
     (results / "notes.txt").write_text("mine")
-    repaired = repair(results, code=CODE, sources=[results.parent / "given"])
+    repaired = repair(results, sources=[results.parent / "given"])
     assert sorted(os.path.relpath(p, results) for p in repaired.removed) == [
         "run/r.bin",
         "run/run.manifest.json",
@@ -305,7 +308,7 @@ def test_repair_leaves_an_edited_source_and_clears_leftovers(results: Path) -> N
     (results / ".run.0.routeblock-tmp").mkdir()
     (results / ".run.1.routeblock-tmp" / "empty").mkdir(parents=True)
     (results / ".run.0.routeblock-tmp" / "record.json").write_text("{")
-    repair(results, code=CODE, sources=[source])
+    repair(results, sources=[source])
     assert source.read_text() == "13"
     assert not [p for p in results.rglob("*") if p.is_file()]
 
@@ -366,7 +369,7 @@ def test_a_damaged_artifact_is_named_and_goes_with_what_was_made_from_it(
     named = {name for _, name in findings(results)}
     # Without its manifest, what is no longer sealed is named.
     assert (artifact if os.path.lexists(path) or path.suffix == ".bin" else "run/r.bin") in named
-    repaired = repair(results, code=CODE, sources=[results.parent / "given"])
+    repaired = repair(results, sources=[results.parent / "given"])
     left = sorted(os.path.relpath(p, results) for p in results.rglob("*") if not p.is_dir())
     assert left == ["fixture/f.bin", "fixture/fixture.manifest.json"]
     assert not os.path.lexists(path)
@@ -385,7 +388,7 @@ def test_a_folder_of_results_behind_a_link_is_made_again(results: Path, tmp_path
     shutil.move(results / "run", tmp_path / "elsewhere")
     (results / "run").symlink_to(tmp_path / "elsewhere")
     assert findings(results)[0] == (Kind.LINK, "run")
-    repair(results, code=CODE, sources=[results.parent / "given"])
+    repair(results, sources=[results.parent / "given"])
     assert not os.path.lexists(results / "run") and (tmp_path / "elsewhere" / "r.bin").read_text() == "run"
     assert not (results / "tables" / "t.csv").exists()
     assert findings(results) == []
@@ -401,17 +404,17 @@ def test_manifests_of_one_process_go_together(results: Path) -> None:
         outputs=[run / "telemetry.json"],
         inputs=[run / "r.bin"],
         parameters={"seed": 1},
-        code=CODE["run"],
+        modules=CODE,
     )
     (run / "telemetry.json").unlink()
-    repair(results, code=CODE, sources=[results.parent / "given"])
+    repair(results, sources=[results.parent / "given"])
     assert not any(run.iterdir()) and not (results / "tables" / "t.csv").exists()
 
 
 def test_two_repairs_keep_both_notes(results: Path) -> None:
     for text in ("first", "second"):
         (results / "notes.txt").write_text(text)
-        repair(results, code=CODE, sources=[results.parent / "given"])
+        repair(results, sources=[results.parent / "given"])
     aside = results.with_name("results.set-aside")
     assert sorted(p.read_text() for p in aside.iterdir()) == ["first", "second"]
 
@@ -419,5 +422,5 @@ def test_two_repairs_keep_both_notes(results: Path) -> None:
 def test_an_edited_source_is_told_and_stays(results: Path) -> None:
     source = results.parent / "given" / "numbers.json"
     source.write_text("13")
-    repaired = repair(results, code=CODE, sources=[results.parent / "given"])
+    repaired = repair(results, sources=[results.parent / "given"])
     assert [finding.path for finding in repaired.given] == [source] and source.read_text() == "13"

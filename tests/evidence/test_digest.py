@@ -97,10 +97,13 @@ def test_a_module_that_nothing_imports_does_not_count(package: Path) -> None:
     assert before == now
 
 
-def test_every_byte_of_a_listed_file_counts(package: Path) -> None:
-    before = digest.code_digest("routeblock.study", files=["kernel.cu"])
+def test_every_byte_of_a_listed_file_counts_for_the_named_module_alone(package: Path) -> None:
+    (package / "build.py").write_text('SOURCES = ("kernel.cu",)\n')
+    (package / "use.py").write_text("import routeblock.build\n")
+    before = digest.code_digest("routeblock.use"), digest.code_digest("routeblock.use", "routeblock.build")
     (package / "kernel.cu").write_text("__global__ void f() {} // note\n")
-    assert digest.code_digest("routeblock.study", files=["kernel.cu"]) != before
+    now = digest.code_digest("routeblock.use"), digest.code_digest("routeblock.use", "routeblock.build")
+    assert (now[0] == before[0], now[1] == before[1]) == (True, False)
 
 
 def test_an_unknown_module_is_refused(package: Path) -> None:

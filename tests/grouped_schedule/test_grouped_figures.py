@@ -11,13 +11,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from routeblock import tables as writer
-from routeblock.figure_style import Row, identity, look, write_from_table
+from routeblock.figure_style import Given, Row, identity, look
 from routeblock.grouped_schedule import figure_confirmation, figure_discovery
 from routeblock.grouped_schedule.figure_marks import WHERE
 from routeblock.grouped_schedule.figures import FIGURES
 from routeblock.grouped_schedule.tables import TABLES
 
-CODE = "c" * 64
 DEVICES = (("cpu", "cpu0"), ("recorded-h200", "gpu0"), ("recorded-h200", "gpu1"), ("cuda", "gpu0"))
 
 
@@ -42,11 +41,11 @@ def _rows(name: str, devices: tuple[tuple[str, str], ...] = DEVICES) -> list[Row
 
 
 def _table(name: str, folder: Path, rows: list[Row]) -> Path:
-    return writer.write(folder, name, TABLES[name][1], rows, title=name)[0]
+    return writer.write(folder, name, TABLES[name].columns, rows, title=name)[0]
 
 
 def _full(name: str, rows: list[Row]) -> list[Row]:
-    return [{column.name: row.get(column.name) for column in TABLES[name][1]} for row in rows]
+    return [{column.name: row.get(column.name) for column in TABLES[name].columns} for row in rows]
 
 
 def _drawn(name: str, rows: list[Row]) -> tuple[Figure, dict[str, Any]]:
@@ -57,13 +56,13 @@ def _drawn(name: str, rows: list[Row]) -> tuple[Figure, dict[str, Any]]:
 
 def test_the_columns_are_the_tables() -> None:
     for name, drawing in (("confirmation", figure_confirmation), ("discovery", figure_discovery)):
-        assert set(drawing.COLUMNS) <= {column.name for column in TABLES[name][1]}
+        assert set(drawing.COLUMNS) <= {column.name for column in TABLES[name].columns}
 
 
 @pytest.mark.parametrize("name", list(FIGURES))
 def test_figures_are_equal_when_made_twice(name: str, tmp_path: Path, words: Callable[[Path], str]) -> None:
     table = _table(name, tmp_path, _rows(name))
-    made = [write_from_table(name, FIGURES, [table], tmp_path / out, code=CODE) for out in ("a", "b")]
+    made = [FIGURES[name].write(Given([table]), tmp_path / out) for out in ("a", "b")]
     for first, second in zip(*made, strict=True):
         assert first.read_bytes() == second.read_bytes()
     told = words(made[0][0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import CODE, PLAN, MadeUpClock, recorded, write
+from tiny import PLAN, MadeUpClock, recorded, write
 
 from routeblock.errors import InputError
 from routeblock.grouped_schedule import lanes, measure
@@ -146,17 +146,17 @@ def test_another_table_is_no_table_of_batches(folder: Path) -> None:
 )
 def test_a_device_that_cannot_run_is_one_line(folder: Path, device: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as e:
-        lanes.run("sweep", folder / "out", device, write(folder), cubin=None, threads=1, code=CODE)
+        lanes.run("sweep", folder / "out", device, write(folder), cubin=None, threads=1)
     assert "\n" not in str(e.value) and not (folder / "out").exists()
 
 
 def test_what_needs_a_gpu_says_so(folder: Path) -> None:
     with pytest.raises(InputError, match="it needs a GPU"):
-        lanes.run("beyond", folder / "out", "cpu0", write(folder), cubin=None, threads=1, code=CODE)
+        lanes.run("beyond", folder / "out", "cpu0", write(folder), cubin=None, threads=1)
 
 
 def test_a_cpu_run_says_how_many_threads_it_had(folder: Path) -> None:
-    found = lanes.run("confirmation", folder / "out", "cpu0", write(folder), cubin=None, threads=5000, code=CODE)
+    found = lanes.run("confirmation", folder / "out", "cpu0", write(folder), cubin=None, threads=5000)
     assert 1 <= found.run["device"]["threads"] < 5000
     assert all(b.launches == b.warmups == 1 and b.time_us > 0 for b in found.batches)
 
@@ -164,7 +164,7 @@ def test_a_cpu_run_says_how_many_threads_it_had(folder: Path) -> None:
 def test_two_runs_on_this_cpu_differ_in_times_only(folder: Path) -> None:
     protocol = write(folder)
     one, two = (
-        lanes.run("confirmation", folder / name, "cpu0", protocol, cubin=None, threads=threads, code=CODE)
+        lanes.run("confirmation", folder / name, "cpu0", protocol, cubin=None, threads=threads)
         for name, threads in (("a", 1), ("b", 2))
     )
     for name in ("comparisons.json", "fixtures.json"):

@@ -69,7 +69,7 @@ def test_kernels_for_an_unknown_architecture(tmp_path: Path, capsys: pytest.Capt
 def test_a_cubin_for_another_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before the driver sees it, so no device is needed to see the refusal."""
     cubin = tmp_path / "x.cubin"
-    cubin.write_bytes(build.compile_kernels("q6k_schedules", "sm_80").code)
+    cubin.write_bytes(build.compile_kernels("sm_80").code)
     monkeypatch.setattr(launch.Gpu, "architecture", "sm_90")
     with pytest.raises(InputError, match=r"a cubin for sm_80; this device is sm_90") as e:
         launch.Gpu.load(object.__new__(launch.Gpu), cubin, ("job_major",))
@@ -79,7 +79,7 @@ def test_a_cubin_for_another_architecture(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_gpu_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     device = "gpu63"
     cubin = tmp_path / "x.cubin"
-    cubin.write_bytes(build.compile_kernels("q6k_schedules", "sm_80").code)
+    cubin.write_bytes(build.compile_kernels("sm_80").code)
     line = refused(
         capsys, "sweep", "--device", device, "--cubin", cubin, "--protocol", tiny.COMMITTED, "--out", tmp_path / "o"
     )

@@ -14,14 +14,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from tiny import CODE, PLAN, MadeUpClock, recorded, write
+from tiny import PLAN, MadeUpClock, recorded, write
 
 from routeblock.cli import main
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT
 from routeblock.grouped_schedule import tables, verification
 from routeblock.grouped_schedule.edits import ROOM
-from routeblock.grouped_schedule.study import STUDY, pairs, study, write_statistics
+from routeblock.grouped_schedule.statistics import write as write_statistics
+from routeblock.grouped_schedule.study import STUDY, pairs, study
 from routeblock.grouped_schedule.tables import Evidence
 from routeblock.timing import mutations, statistics, validation
 from routeblock.timing.check import findings
@@ -45,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders = [root / "sweep", root / "confirmation"]
     for folder in folders:
         recorded(folder, clock, folder.name, protocol)
-    assert write_statistics(root / "out", folders, protocol, minimum_effect=0.01, code=CODE) == []
+    assert write_statistics(root / "out", folders, protocol, minimum_effect=0.01) == []
     return root
 
 
@@ -174,7 +175,7 @@ def test_a_median_of_few_is_no_estimate(made: Path, tmp_path: Path, rejects: int
 
     protocol = made / "protocol.json"
     recorded(tmp_path / "c", MadeUpClock(noisy, reason), "confirmation", protocol)
-    wrong = write_statistics(tmp_path / "s", [tmp_path / "c"], protocol, minimum_effect=0.01, code=CODE)
+    wrong = write_statistics(tmp_path / "s", [tmp_path / "c"], protocol, minimum_effect=0.01)
     assert f"confirmation has {12 - 2 * rejects} accepted batches, the protocol asks for 12" in " ".join(wrong)
     few = [c for c in statistics.read(tmp_path / "s/statistics.json") if c.campaign == "confirmation"]
     assert len(few) == 2
@@ -244,7 +245,7 @@ def test_tables_are_equal_when_made_twice(made: Path, tmp_path: Path, name: str)
     folders = [made / "sweep", made / "confirmation"]
     statistics_file = made / "out/statistics.json"
     for out in ("a", "b"):
-        tables.write(name, tmp_path / out, statistics_file, folders, PUBLISHED, agreed(tmp_path), code=CODE)
+        tables.write(name, tmp_path / out, statistics_file, folders, PUBLISHED, agreed(tmp_path))
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert files == [f"{name}.{s}" for s in ("csv", "manifest.json", "md", "parquet")]
     for file in files[:1] + files[2:]:
@@ -288,7 +289,7 @@ def test_cardinalities_list_each_fixture_once(made: Path) -> None:
 
 def test_an_unknown_table_is_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="known tables are"):
-        tables.write("x", tmp_path, made / "out/statistics.json", [], PUBLISHED, PUBLISHED, code=CODE)
+        tables.write("x", tmp_path, made / "out/statistics.json", [], PUBLISHED, PUBLISHED)
 
 
 @pytest.mark.parametrize(("comparisons", "disagreements"), [(7, ["a median"]), (0, [])])
@@ -299,7 +300,7 @@ def test_no_table_is_made_of_what_the_second_computation_did_not_find(
     found.write_text(json.dumps({"comparisons": comparisons, "disagreements": disagreements}))
     folders = [made / "sweep", made / "confirmation"]
     with pytest.raises(InputError, match=f"disagrees {len(disagreements)} times in {comparisons} comparisons"):
-        tables.write("counts", tmp_path / "t", made / "out/statistics.json", folders, PUBLISHED, found, code=CODE)
+        tables.write("counts", tmp_path / "t", made / "out/statistics.json", folders, PUBLISHED, found)
     assert not (tmp_path / "t").exists()
 
 

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
-from tiny import CODE, MadeUpClock, recorded, write
+from tiny import MadeUpClock, recorded, write
 
 from routeblock.errors import InputError
 from routeblock.evidence.archive import pack
 from routeblock.grouped_schedule import bundle, tables, targets, verification
-from routeblock.grouped_schedule.study import STUDY, write_statistics
+from routeblock.grouped_schedule.statistics import write as write_statistics
+from routeblock.grouped_schedule.study import STUDY
 
 Rows = list[dict[str, Any]]
 
@@ -35,7 +36,7 @@ def source(tmp_path: Path) -> Path:
 def again(source: Path, out: Path) -> list[str]:
     contents = source.parents[2] / "contents.json"
     protocol = source.parents[3] / "protocol.json"
-    found = verification.write(out, source, "recorded-h200", protocol, contents=contents, threads=1, code=CODE)
+    found = verification.write(out, source, "recorded-h200", protocol, contents=contents, threads=1)
     return list(map(str, found))
 
 
@@ -159,7 +160,7 @@ def test_statistics_refuse_what_the_protocol_did_not_order(source: Path, tmp_pat
     edit(source, *ATTACKS[attack][:2])
     try:
         protocol = source.parents[3] / "protocol.json"
-        lines = write_statistics(tmp_path / "s", [source], protocol, minimum_effect=0.01, code=CODE)
+        lines = write_statistics(tmp_path / "s", [source], protocol, minimum_effect=0.01)
     except InputError as e:
         lines = [str(e)]
     said = (f": {ATTACKS[attack][2]}: ", "accepted twice", "times are positive numbers")
@@ -181,7 +182,7 @@ def test_a_bundle_holds_what_it_is_given(tmp_path: Path, monkeypatch: pytest.Mon
     Path("d").mkdir()
     Path("d/x").write_text("x")
     Path("guide.md").write_text("how to read it")
-    path = bundle.write(Path("out"), [Path("d")], readme=Path("guide.md"), code=CODE)
+    path = bundle.write(Path("out"), [Path("d")], readme=Path("guide.md"))
     with tarfile.open(path) as tar:
         assert tar.getnames() == ["contents.json", "README.md", "d/x"]
 

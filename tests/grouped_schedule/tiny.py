@@ -18,6 +18,7 @@ from routeblock.grouped_schedule.campaigns import Place, Planner, Setup
 from routeblock.grouped_schedule.fixture import Fixture
 from routeblock.grouped_schedule.measure import POISON
 from routeblock.grouped_schedule.schedules import Arm
+from routeblock.grouped_schedule.study import STUDY
 from routeblock.timing.loop import Sample
 from routeblock.timing.plan import Series
 from routeblock.timing.record import Record
@@ -122,4 +123,4 @@ def recorded(folder: Path, clock: MadeUpClock, rule: str, protocol_file: Path) -
     """A record of the tiny protocol."""
     plan = protocol.load(protocol_file)
     stages = Planner(plan, clock.place).stages(rule)
-    return record.write(folder, clock, stages, plan, rule=rule, inputs=[protocol_file], code=CODE)
+    return record.write(folder, clock, stages, plan, rule=rule, inputs=[protocol_file], modules=[STUDY.module])

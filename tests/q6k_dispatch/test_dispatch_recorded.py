@@ -245,6 +245,6 @@ def test_what_is_no_record_or_no_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no statistics"):
         statistics.read(tmp_path / "statistics.json")
     with pytest.raises(InputError, match="known tables are peers"):
-        tables.write("nothing", tmp_path, tmp_path, tmp_path, tmp_path, COMMITTED, code="x")
+        tables.write("nothing", tmp_path, tmp_path, tmp_path, tmp_path, COMMITTED)
     options = [f"--{name}={tmp_path}" for name in ("out", "record", "statistics", "validation")]
     assert main(["dispatch-table", "nothing", *options]) == 2

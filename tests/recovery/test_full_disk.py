@@ -42,7 +42,7 @@ WRITERS = {
         "restore-evidence --fixture results/fixtures/published_geometry --evidence fixtures/recorded/h200-vllm0.24.0"
         " --group probe_control --out restored"
     ),
-    "schemas": "schema --out schemas",
+    "an environment": "environment --out environment",
 }
 
 

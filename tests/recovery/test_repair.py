@@ -15,7 +15,7 @@ from study import EVIDENCE, MORE, STUDY, Finished, Workflow, digests
 
 from routeblock.evidence.chain import Kind, Repaired, repair, verify
 from routeblock.evidence.manifest import SUFFIX, Manifest
-from routeblock.rule_code import GIVEN, RESTORED, codes
+from routeblock.rule_code import GIVEN, RESTORED
 
 RUN = f"{STUDY}/native/H0/rep1"
 
@@ -74,7 +74,7 @@ def linked_copy(checkout: Checkout, root: Path) -> Checkout:
 
 def look(root: Path, what: Callable[..., object]) -> object:
     sources = [root / name for name in GIVEN]
-    return what(root / "results", root / "reports", code=codes(), sources=sources, elsewhere=RESTORED)
+    return what(root / "results", root / "reports", sources=sources, elsewhere=RESTORED)
 
 
 def mended(root: Path) -> Repaired:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,18 +13,18 @@ from typing import Any
 import pytest
 from study import EVIDENCE, MORE, Finished
 
-from routeblock import rule_code as workflow
-from routeblock.evidence.digest import import_closure
+from routeblock.evidence.digest import PACKAGE_ROOT, import_closure, other_sources
 from routeblock.evidence.manifest import SUFFIX, Manifest, absolute
+from routeblock.report.catalogue import FIGURES, TABLES
 from routeblock.rule_code import RESTORED
 
 # The command line: it hands values on, and a rule's shell text is tracked by itself.
 _PARTS = ("shared", "alignment", "dispatch", "figures", "grouped")
 DISPATCH = ("routeblock.__main__", "routeblock.cli", *(f"routeblock.cli_{part}" for part in _PARTS))
-# What only tells the digest, names figures, shows progress, opens a lane by name or takes a turn on a GPU.
-APART = {"routeblock.rule_code", "routeblock.progress", "routeblock.route_block.runs.lanes", "routeblock.cuda.gpu_lock"}
-for study in ("alignment_cost", "grouped_schedule"):
-    APART |= {f"routeblock.{study}", f"routeblock.{study}.targets"}
+# What only finds a declaration, shows progress, opens a lane by name or takes a turn on a GPU.
+APART = {"routeblock.declared", "routeblock.progress", "routeblock.route_block.runs.lanes", "routeblock.cuda.gpu_lock"}
+# A table or figure is found among all by its name: the others are imported, and not used.
+APART |= {"routeblock.report.catalogue", "routeblock.route_block.gpu_tables"}
 
 # Rules whose commands do not run here, and why. What the command line imports for them is looked at in the source.
 UNTRACED = {
@@ -47,7 +48,7 @@ UNTRACED = {
 # The page links what a table rests on, back to the sources, and its seal names that: what its inputs were made from.
 WHOLE_CHAIN = "report"
 STANDS_FOR = ("restored.json", "record.json")
-Trace = dict[str, list[Any]]
+Trace = dict[str, Any]
 # Code, the checkpoint (its files lie outside the results: the manifest says what they were), and Snakemake's own.
 NO_INPUT = ("workflow", "checkpoints", ".snakemake", "results/logs")
 
@@ -62,7 +63,7 @@ def read_traces(paths: Iterable[Path]) -> dict[str, list[Trace]]:
     found = defaultdict(list)
     for path in paths:
         trace = json.loads(path.read_bytes())
-        found[trace["rules"][0]].append(trace)
+        found[trace["rule"]].append(trace)
     return found
 
 
@@ -83,7 +84,10 @@ def imported(trace: Trace) -> set[str]:
 
 
 def test_every_rule_that_can_run_here_was_traced(traces: Mapping[str, list[Trace]]) -> None:
-    assert workflow.RULES.keys() - traces.keys() == UNTRACED.keys()
+    sealed = set(re.findall(r'\brule="(\w+)"', "".join(path.read_text() for path in PACKAGE_ROOT.rglob("*.py"))))
+    sealed |= {f"table_{name}" for name in TABLES} | {f"figure_{name}" for name in FIGURES}
+    assert sealed - traces.keys() <= UNTRACED.keys()
+    assert not UNTRACED.keys() & traces.keys()
 
 
 def test_what_a_command_imported_lies_in_the_digest_of_its_rule(
@@ -93,7 +97,7 @@ def test_what_a_command_imported_lies_in_the_digest_of_its_rule(
     for rule, of_rule in traces.items():
         found = set().union(*map(imported, of_rule))
         assert found, rule
-        outside[rule] = found - set(import_closure(workflow.RULES[rule].modules))
+        outside[rule] = found - set(import_closure(of_rule[0]["modules"]))
     assert {rule: modules for rule, modules in outside.items() if modules} == {}
 
 
@@ -107,7 +111,8 @@ def test_package_files_that_a_command_read_are_in_the_digest_of_its_rule(
         sources = {p.relative_to(package).as_posix() for p in read if p.is_relative_to(package)}
         # Compiled code is kept for the file that it came from alone.
         found = {source for source in sources if Path(source).suffix not in {".py", ".pyc", ".nbi", ".nbc"}}
-        outside[rule] = found - set(workflow.RULES[rule].files)
+        listed = (path for module in of_rule[0]["modules"] for path in other_sources(module))
+        outside[rule] = found - {path.relative_to(PACKAGE_ROOT).as_posix() for path in listed}
     assert {rule: files for rule, files in outside.items() if files} == {}
 
 

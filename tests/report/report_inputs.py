@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from routeblock import tables
-from routeblock.alignment_cost.tables import TABLES as ALIGNMENT
 from routeblock.evidence.digest import canonical_json
 from routeblock.evidence.manifest import seal
-from routeblock.grouped_schedule.tables import TABLES as GROUPED
+from routeblock.report.catalogue import TABLES
 from routeblock.report.page import Request
-from routeblock.route_block.tables import TABLES as ROUTE_BLOCK
 from routeblock.tables import Column
 
 Row = dict[str, Any]
@@ -127,9 +125,7 @@ def study_rows() -> Rows:
 
 def columns_of(name: str) -> Sequence[Column]:
     """The columns of a table of the studies; of another, as its rows have them."""
-    if name in ROUTE_BLOCK:
-        return ROUTE_BLOCK[name].columns
-    return (GROUPED.get(name) or ALIGNMENT[name])[1]
+    return TABLES[name].columns
 
 
 def write_table(results: Path, name: str, rows: Iterable[Mapping[str, Any]], columns: Sequence[Column] = ()) -> None:
@@ -137,7 +133,14 @@ def write_table(results: Path, name: str, rows: Iterable[Mapping[str, Any]], col
     folder = results / "tables"
     files = tables.write(folder, name, columns or columns_of(name), rows, title=f"Title of {name}", notes="A note.")
     manifest = folder / f"{name}.manifest.json"
-    seal(manifest, rule=f"table_{name}", outputs=files, inputs=[results / "score.json"], parameters={}, code=CODE)
+    seal(
+        manifest,
+        rule=f"table_{name}",
+        outputs=files,
+        inputs=[results / "score.json"],
+        parameters={},
+        modules=["routeblock.errors"],
+    )
     write_caption(results.parent / "captions", "table", name)
 
 
@@ -155,7 +158,7 @@ def write_figure(results: Path, name: str, svg: str = SVG) -> None:
     for path in files:
         path.write_text(svg, encoding="utf-8")
     manifest = folder / f"{name}.manifest.json"
-    seal(manifest, rule=f"figure_{name}", outputs=files, inputs=[], parameters={}, code=CODE)
+    seal(manifest, rule=f"figure_{name}", outputs=files, inputs=[], parameters={}, modules=["routeblock.errors"])
     write_caption(results.parent / "captions", "figure", name)
 
 
@@ -179,7 +182,7 @@ def write_study(root: Path, rows: Rows) -> Request:
     for path, inputs in made_from.items():
         rule = path.stem if path != record else "run"
         manifest = path.with_name(f"{path.stem}.manifest.json")
-        seal(manifest, rule=rule, outputs=[path], inputs=inputs, parameters={}, code=CODE)
+        seal(manifest, rule=rule, outputs=[path], inputs=inputs, parameters={}, modules=["routeblock.errors"])
     for name, content in rows.items():
         write_table(results, name, content)
     write_figure(results, "partition")

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_inputs import CODE, columns_of, study_rows, write_caption, write_figure, write_study, write_table
+from report_inputs import columns_of, study_rows, write_caption, write_figure, write_study, write_table
 
 from routeblock.errors import InputError
 from routeblock.evidence.chain import Kind, verify
@@ -56,7 +56,7 @@ def request_(tmp_path: Path) -> Request:
 
 
 def made(request_: Request) -> Path:
-    return write(request_.results.parent / "reports", request_, code=CODE)
+    return write(request_.results.parent / "reports", request_)
 
 
 def test_every_link_leads_to_an_anchor_and_no_anchor_stands_twice(request_: Request) -> None:
@@ -139,7 +139,14 @@ def test_a_table_made_from_another_score_than_is_there_now_is_refused(request_: 
 
     score = request_.results / "score.json"
     score.write_text(score.read_text() + " ")
-    seal(request_.results / "score.manifest.json", rule="score", outputs=[score], inputs=[], parameters={}, code=CODE)
+    seal(
+        request_.results / "score.manifest.json",
+        rule="score",
+        outputs=[score],
+        inputs=[],
+        parameters={},
+        modules=["routeblock.errors"],
+    )
     with pytest.raises(InputError, match=r"made from another version of results/score.json than is there now"):
         made(request_)
 
@@ -148,10 +155,10 @@ def test_verify_covers_the_report_and_names_it_when_it_is_edited(request_: Reque
     root = request_.results.parent
     report = made(request_)
     roots, sources = (request_.results, root / "reports"), [request_.config, request_.captions]
-    assert verify(*roots, code=None, sources=sources) == []
+    assert verify(*roots, sources=sources) == []
     text = report.read_text(encoding="utf-8")
     report.write_text(text.replace("6 to 17", "6 to 18"), encoding="utf-8")
-    assert [(f.kind, f.path) for f in verify(*roots, code=None, sources=sources)] == [(Kind.EDITED, report)]
+    assert [(f.kind, f.path) for f in verify(*roots, sources=sources)] == [(Kind.EDITED, report)]
 
 
 def test_two_reports_of_one_study_are_equal_in_every_byte(request_: Request, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from routeblock.evidence.digest import canonical_json
+from routeblock.evidence.digest import canonical_json, code_digest
 from routeblock.evidence.record import BY_LOOPS, READ_BACK, RECORD, RECORD_MANIFEST, TENSORS
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.moe.launches import Launch
@@ -28,6 +28,7 @@ from routeblock.route_block.facts import schedule
 from routeblock.route_block.fixtures.fixture import LayerFixture, load_fixture, write_fixture
 from routeblock.route_block.operating_point import GEMMS, LaneFacts, cut
 from routeblock.route_block.prediction import predict
+from routeblock.route_block.runs.identity import RUN
 from routeblock.route_block.runs.lane import Computer, Outcome, Request
 from routeblock.route_block.runs.run import run
 from routeblock.route_block.scorer.audit import STATUS
@@ -36,7 +37,6 @@ from routeblock.route_block.scorer.mutations import seal_anew
 from routeblock.route_block.scorer.score import Score, judge, score
 from routeblock.twin.layer import combine, silu_and_mul
 
-CODE = "c" * 64
 TOKENS, TOP_K, BLOCK, HIDDEN, INTERMEDIATE = 18, 2, 8, 128, 64
 COUNTS = {1: 12, 3: 5, 4: 11, 7: 8}  # expert: routes; six blocks, of which expert 4 owns the fourth and the fifth
 FOCUS, QUIET = 4, 1
@@ -115,6 +115,8 @@ def following(w13: NDArray[Any], w2: NDArray[Any]) -> dict[str, NDArray[Any]]:
 class SignatureLane:
     """A lane without GEMMs: equal signatures give equal bits."""
 
+    modules = ()
+
     def __init__(
         self, status: str = STATUS["twin-hopper"], native: Callable[[Request, AlignedPlan], AlignedPlan] | None = None
     ):
@@ -184,7 +186,6 @@ class Study:
             runs=self.runs,
             replicates=self.replicates,
             out=out,
-            code=CODE,
         )
 
     def reasons(self) -> list[tuple[str, str]]:
@@ -225,7 +226,13 @@ class Study:
 def write_identity(path: Path, lane: str) -> None:
     """What a study of `SignatureLane` is expected to have computed with."""
     computer = SignatureLane().computer()
-    document = {"format": "routeblock.expected_identity.v1", "lane": lane, "source": CODE, "frozen": "before the runs"}
+    source = code_digest(RUN, *SignatureLane().modules)
+    document = {
+        "format": "routeblock.expected_identity.v1",
+        "lane": lane,
+        "source": source,
+        "frozen": "before the runs",
+    }
     path.write_bytes(canonical_json({**document, "binary": computer.binary, "environment": computer.environment}))
 
 
@@ -261,7 +268,6 @@ def make_study(
                 history=history,
                 replicate=replicate,
                 out=study.runs / cell / history / f"rep{replicate}",
-                code=CODE,
                 identity_path=study.identity,
             )
     return study

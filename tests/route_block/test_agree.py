@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import CODE, SignatureLane, Study
+from synthetic import SignatureLane, Study
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_array
@@ -37,7 +37,7 @@ def arithmetic(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def compared(study: Study, out: Path) -> tuple[list[str], dict[str, Any]]:
-    differing = agree.agree(study.fixture, study.prediction, study.runs, "cuda", out, code=CODE)
+    differing = agree.agree(study.fixture, study.prediction, study.runs, "cuda", out)
     return differing, json.loads(out.read_bytes())
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic import CODE, LAUNCH, SignatureLane, make_fixture, write_identity
+from synthetic import LAUNCH, SignatureLane, make_fixture, write_identity
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
@@ -52,7 +52,6 @@ def test_captures_with_one_plan_give_a_sound_study_without_the_exchange_across(
             history=history,
             replicate=1,
             out=runs / cell / history / "rep1",
-            code=CODE,
             identity_path=tmp_path / "identity.json",
         )
 

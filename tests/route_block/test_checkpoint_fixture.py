@@ -32,7 +32,6 @@ from routeblock.twin.weights import unpack
 
 PROMPT = "def add(a, b):\n    return a + b\n\nprint(add(1, 2))"
 SPEC = Spec(layers=1, hidden=512, intermediate=256, experts=64, top_k=4, group_size=128)
-CODE = "0" * 64
 
 
 def made(folder: Path, spec: Spec, **wanted: Any) -> LayerFixture:
@@ -225,7 +224,7 @@ def test_a_checkpoint_that_is_not_finite_makes_no_fixture(tmp_path: Path, part: 
     files, _ = write_manifest(open_folder(root), tmp_path / "m", 0)
     out = tmp_path / "results" / "f"
     with pytest.raises(InputError, match=words):
-        seal_fixture(out, Request(root, files, 0, prompt=PROMPT), code=CODE)
+        seal_fixture(out, Request(root, files, 0, prompt=PROMPT))
     assert list(out.parent.iterdir()) == []
 
 
@@ -245,7 +244,7 @@ def test_checkpoint_that_changed_since_its_manifest_is_refused_and_nothing_stays
     shard.write_bytes(data)
     out = tmp_path / "results" / "f"
     with pytest.raises(InputError, match="model-00003-of-00005"):
-        seal_fixture(out, Request(root, files, 0, prompt=PROMPT), code=CODE)
+        seal_fixture(out, Request(root, files, 0, prompt=PROMPT))
     assert list(out.parent.iterdir()) == []
 
 
@@ -255,14 +254,14 @@ def test_same_checkpoint_gives_the_same_bytes_and_a_seal_that_verifies(tmp_path:
     assert main(["manifest", str(root), "--out", str(results / "m"), "--layer", "0"]) == 0
     request = Request(root, results / "m" / "files.json", 0, prompt=PROMPT)
     for name in ("f", "g"):
-        seal_fixture(results / name, request, code=CODE)
+        seal_fixture(results / name, request)
     first, second = ({p.name: p.read_bytes() for p in (results / n).iterdir()} for n in ("f", "g"))
     assert first == second and len(first) == 5
     path = captured(tmp_path / "x.safetensors")
-    seal_fixture(results / "h", Request(root, results / "m" / "files.json", 0, captured=path), code=CODE)
-    assert verify(results, code=None) == []
+    seal_fixture(results / "h", Request(root, results / "m" / "files.json", 0, captured=path))
+    assert verify(results) == []
     (results / "m" / "files.json").write_bytes((results / "m" / "files.json").read_bytes() + b" ")
-    assert next(iter(verify(results, code=None))).path.name == "files.json"
+    assert next(iter(verify(results))).path.name == "files.json"
 
 
 def seconds(command: list[str]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from synthetic import CODE, HIDDEN, INTERMEDIATE, LAUNCH, SignatureLane, Study, make_study
+from synthetic import HIDDEN, INTERMEDIATE, LAUNCH, SignatureLane, Study, make_study
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_json
@@ -58,7 +58,6 @@ def run_twin(predicted: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             history="H0",
             replicate=1,
             out=tmp_path / "run",
-            code=CODE,
         )
 
     return start

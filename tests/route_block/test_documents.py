@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import CODE, SignatureLane, Study
+from synthetic import SignatureLane, Study
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_file
@@ -123,16 +123,14 @@ def test_a_run_and_the_control_refuse_an_ill_typed_prediction(
     put(study.prediction, place, value)
     refused(lambda: load_prediction(study.prediction), match)
     refused(lambda: start(study, tmp_path / "run"), match)
-    refused(
-        lambda: control(study.fixture, study.prediction, "twin-hopper", tmp_path / "control.json", code=CODE), match
-    )
+    refused(lambda: control(study.fixture, study.prediction, "twin-hopper", tmp_path / "control.json"), match)
     assert not (tmp_path / "run").exists() and not (tmp_path / "control.json").exists()
 
 
 def start(study: Study, out: Path) -> None:
     run(
         lane_name="twin-hopper", lane=SignatureLane(), fixture_folder=study.fixture, prediction_path=study.prediction,
-        cell="native", history="H0", replicate=1, out=out, code=CODE,
+        cell="native", history="H0", replicate=1, out=out,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ TEST = PROTOCOL.history.test
 @pytest.fixture(scope="module")
 def published_fixture(tmp_path_factory: pytest.TempPathFactory) -> LayerFixture:
     folder = tmp_path_factory.mktemp("fixture") / "published_geometry"
-    make("published_geometry", 20250314, folder, code="0" * 64)
+    make("published_geometry", 20250314, folder)
     return load_fixture(folder)
 
 

@@ -36,7 +36,6 @@ with open(out + "/plans.safetensors", "wb") as f:
 with open(out + "/result.json", "w") as f:
     f.write(json.dumps(dict(told, ended_ns=time.time_ns())))
 """
-CODE = "c" * 64
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_processes_take_turns_in_the_order_of_the_protocol(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child(tmp_path, monkeypatch)
-    record.write(tmp_path / "out", tmp_path, small, code=CODE, progress=lambda line: None)
+    record.write(tmp_path / "out", tmp_path, small, progress=lambda line: None)
     told = plain(tmp_path / "out" / record.RUN)
     assert [p["what"] for p in told["processes"]] == [*load(small).order(), "repetition"]
     assert [p["what"] for p in told["processes"][:4]] == ["H0", "H1", "H1", "H0"]
@@ -79,11 +78,11 @@ def test_a_process_that_fails_ends_the_recording_with_its_line(
 ) -> None:
     child(tmp_path, monkeypatch, fails=True)
     with pytest.raises(InputError, match="no GPU here"):
-        record.write(tmp_path / "out", tmp_path, small, code=CODE, progress=lambda line: None)
+        record.write(tmp_path / "out", tmp_path, small, progress=lambda line: None)
     assert not (tmp_path / "out" / record.RUN).exists()
 
 
 def test_processes_of_two_binaries_are_no_record(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child(tmp_path, monkeypatch, binary="began")
     with pytest.raises(InputError, match="several identities"):
-        record.write(tmp_path / "out", tmp_path, small, code=CODE, progress=lambda line: None)
+        record.write(tmp_path / "out", tmp_path, small, progress=lambda line: None)

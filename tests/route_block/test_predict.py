@@ -26,7 +26,6 @@ from routeblock.route_block.runs.negative_control import control
 from routeblock.route_block.runs.run import run
 
 SEED = 20250314
-CODE = "0" * 64
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +90,13 @@ def test_the_full_k_grid_is_derived(fixture: LayerFixture) -> None:
 
 
 def test_the_superseded_prediction_is_refused_before_arithmetic(folder: Path, tmp_path: Path) -> None:
-    freeze(folder, "twin-ampere", "published", "stored", tmp_path / "superseded.json", superseded=True, code=CODE)
-    assert control(folder, tmp_path / "superseded.json", "twin-ampere", tmp_path / "control.json", code=CODE)
+    freeze(folder, "twin-ampere", "published", "stored", tmp_path / "superseded.json", superseded=True)
+    assert control(folder, tmp_path / "superseded.json", "twin-ampere", tmp_path / "control.json")
     written = json.loads((tmp_path / "control.json").read_bytes())
     assert (written["claimed_single_slice"], written["single_slice"], written["split_tiles"]) == (True, False, 120)
     # A right prediction does start a run: the control can tell.
-    freeze(folder, "twin-ampere", "published", "stored", tmp_path / "right.json", code=CODE)
-    assert not control(folder, tmp_path / "right.json", "twin-ampere", tmp_path / "control2.json", code=CODE)
+    freeze(folder, "twin-ampere", "published", "stored", tmp_path / "right.json")
+    assert not control(folder, tmp_path / "right.json", "twin-ampere", tmp_path / "control2.json")
 
 
 def test_order_of_the_study() -> None:
@@ -111,7 +110,7 @@ def test_order_of_the_study() -> None:
 def study(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every arm once on twin-hopper, and native H0 three times more on other thread counts."""
     out = tmp_path_factory.mktemp("study")
-    freeze(folder, "twin-hopper", "published", "stored", out / "prediction.json", code=CODE)
+    freeze(folder, "twin-hopper", "published", "stored", out / "prediction.json")
     arms = [(cell, history, 2) for cell in cells.CELLS for history in cells.HISTORIES]
     for cell, history, replicate in [*arms, ("native", "H0", 1), ("native", "H0", 3), ("native", "H0", 4)]:
         run(
@@ -123,7 +122,6 @@ def study(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             history=history,
             replicate=replicate,
             out=out / cell / history / f"rep{replicate}",
-            code=CODE,
         )
     return out
 
@@ -176,7 +174,7 @@ def test_the_thread_count_changes_no_bit_and_no_record(study: Path) -> None:
 def attempt(folder: Path, prediction: Path, out: Path, **changes: object) -> None:
     arguments = {"lane_name": "twin-hopper", "cell": "native", "history": "H0", "replicate": 1} | changes
     lane = open_lane("twin-hopper")
-    run(lane=lane, fixture_folder=folder, prediction_path=prediction, out=out, code=CODE, **arguments)  # type: ignore[arg-type]
+    run(lane=lane, fixture_folder=folder, prediction_path=prediction, out=out, **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
-from synthetic import CODE, SignatureLane, Study, make_study
+from synthetic import SignatureLane, Study, make_study
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_file
@@ -32,7 +32,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Study]:
     results = root / "results"
     shutil.copytree(study.fixture, results / "fixtures" / "small")
     shutil.copytree(study.runs, results / "route_block" / "small" / "cuda" / "published" / "stored")
-    pack_evidence([results], [], root / "evidence", code=CODE)
+    pack_evidence([results], [], root / "evidence")
     return root / "evidence", study
 
 
@@ -73,7 +73,7 @@ def test_restored_runs_are_the_packed_ones_in_every_byte(
 ) -> None:
     study = packed[1]
     out = tmp_path / "out"
-    restore(study.fixture, evidence, GROUP, out, code=CODE)
+    restore(study.fixture, evidence, GROUP, out)
     found = files(out)
     made = {name: found.pop(name) for name in (RESTORED, "restored.manifest.json")}
     assert found == files(study.runs)
@@ -87,7 +87,7 @@ def test_restored_runs_are_the_packed_ones_in_every_byte(
 
 
 def test_packing_is_deterministic_and_takes_packed_evidence_along(evidence: Path, tmp_path: Path) -> None:
-    pack_evidence([], [evidence], tmp_path / "again", code=CODE)
+    pack_evidence([], [evidence], tmp_path / "again")
     assert files(tmp_path / "again") == files(evidence)
     index = json.loads((evidence / INDEX).read_bytes())
     assert index["groups"][GROUP]["runs"] == RUNS
@@ -100,7 +100,7 @@ def test_a_group_with_two_contents_is_refused(evidence: Path, tmp_path: Path) ->
     rewrite_index(tmp_path / "other", lambda i: i["groups"][GROUP].update(runs=RUNS - 1, folders=RUNS))
     vouch(tmp_path / "other")
     with pytest.raises(InputError, match=f"group {GROUP} comes twice"):
-        pack_evidence([], [evidence, tmp_path / "other"], tmp_path / "both", code=CODE)
+        pack_evidence([], [evidence, tmp_path / "other"], tmp_path / "both")
     assert not (tmp_path / "both").exists()
 
 
@@ -126,7 +126,7 @@ def test_an_edited_file_is_not_the_one_of_the_index(
 ) -> None:
     edit(evidence)
     with pytest.raises(InputError, match="its bytes are not those of the index") as refused:
-        restore(fixture_folder, evidence, GROUP, tmp_path / "out", code=CODE)
+        restore(fixture_folder, evidence, GROUP, tmp_path / "out")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
 
@@ -138,7 +138,7 @@ def test_an_edited_file_that_the_index_vouches_for_is_rebuilt_to_other_bytes(
     edit(evidence)
     vouch(evidence)
     with pytest.raises(InputError, match="rebuilt to other bytes"):
-        restore(fixture_folder, evidence, GROUP, tmp_path / "out", code=CODE)
+        restore(fixture_folder, evidence, GROUP, tmp_path / "out")
     assert not (tmp_path / "out" / RESTORED).exists()
 
 
@@ -160,7 +160,7 @@ def test_an_edited_index_is_refused(
 ) -> None:
     rewrite_index(evidence, change)
     with pytest.raises(InputError, match=refusal) as refused:
-        restore(fixture_folder, evidence, GROUP, tmp_path / "out", code=CODE)
+        restore(fixture_folder, evidence, GROUP, tmp_path / "out")
     assert "\n" not in str(refused.value)
 
 
@@ -170,10 +170,10 @@ def test_an_index_that_cannot_be_read_is_refused(
 ) -> None:
     (evidence / INDEX).write_bytes(data)
     with pytest.raises(InputError, match="not readable evidence"):
-        restore(fixture_folder, evidence, GROUP, tmp_path / "out", code=CODE)
+        restore(fixture_folder, evidence, GROUP, tmp_path / "out")
 
 
 def test_nothing_to_pack_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="evidence of nothing"):
-        pack_evidence([tmp_path], [], tmp_path / "evidence", code=CODE)
+        pack_evidence([tmp_path], [], tmp_path / "evidence")
     assert not (tmp_path / "evidence").exists()

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
-from synthetic import CODE, Study, make_study
+from synthetic import Study, make_study
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json
@@ -22,9 +22,10 @@ from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.figure_style import identity, look
 from routeblock.moe.launches import Launch
 from routeblock.route_block import tables
+from routeblock.route_block.document_tables import write as write_table
 from routeblock.route_block.facts import CELLS, SURFACES
 from routeblock.route_block.figures import trajectories as figure_trajectories
-from routeblock.route_block.figures.draw import FIGURES, Given, differences, partition, write
+from routeblock.route_block.figures.draw import FIGURES, Given, differences, partition
 from routeblock.route_block.fixtures.fixture import load_fixture
 from routeblock.route_block.operating_point import cut
 
@@ -37,8 +38,8 @@ def _scored(study: Study) -> Given:
     """The study's score beside its runs, and the table of its differences."""
     out = study.runs / "score.json"
     study.score(out)
-    tables.write("differences", [out], PUBLISHED, study.runs / "tables", code=CODE)
-    tables.write("trajectories", [out], PUBLISHED, study.runs / "tables", code=CODE)
+    write_table(tables.TABLES["differences"], [out], PUBLISHED, study.runs / "tables")
+    write_table(tables.TABLES["trajectories"], [out], PUBLISHED, study.runs / "tables")
     return Given([out], table=study.runs / "tables/differences.parquet")
 
 
@@ -72,7 +73,7 @@ def test_figures_are_equal_when_made_twice_and_say_their_names(
     name: str, sound: Study, given: Given, tmp_path: Path, words: Callable[[Path], str]
 ) -> None:
     for out in ("a", "b"):
-        write(name, _given_for(name, sound, given), tmp_path / out, code=CODE)
+        FIGURES[name].write(_given_for(name, sound, given), tmp_path / out)
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert files == [f"{name}.manifest.json", f"{name}.png", f"{name}.svg"]
     for file in files:
@@ -167,10 +168,10 @@ def test_a_study_whose_histories_share_a_plan_says_that_nothing_differs(
 ) -> None:
     study = make_study(tmp_path / "study", one_plan=True)
     given = _scored(study)
-    svg, _ = write("differences", given, tmp_path / "out", code=CODE)
+    svg, _ = FIGURES["differences"].write(given, tmp_path / "out")
     assert words(svg).count("no row may differ, and none does") == len(SURFACES)
     assert "H0 and H1 differ in 0 other routes" in words(
-        write("partition", Given([study.prediction], fixtures=[study.fixture]), tmp_path / "out", code=CODE)[0]
+        FIGURES["partition"].write(Given([study.prediction], fixtures=[study.fixture]), tmp_path / "out")[0]
     )
 
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from synthetic import CODE, Study, make_study
+from synthetic import Study, make_study
 
-from routeblock import rule_code as workflow
 from routeblock.cli import main
 from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
+from routeblock.route_block.document_tables import write
 from routeblock.route_block.fixtures import published_geometry
 from routeblock.route_block.scorer.audit import STATUS
-from routeblock.route_block.tables import TABLES, differences, write
+from routeblock.route_block.tables import differences
+from routeblock.route_block.targets import TABLES
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "fixtures" / "published" / "route_block.json"
 
@@ -30,13 +31,9 @@ def scored(sound: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _rows(name: str, out: Path, *sources: Path) -> list[dict[str, Any]]:
-    write(name, sources, PUBLISHED, out, code=CODE)
+    write(TABLES[name], sources, PUBLISHED, out)
     rows: list[dict[str, Any]] = pq.read_table(out / f"{name}.parquet").to_pylist()
     return rows
-
-
-def test_the_workflow_has_a_rule_for_every_table() -> None:
-    assert list(TABLES) == [*workflow.TABLES, *workflow.GPU_TABLES]
 
 
 def test_equal_bits_share_a_letter(scored: Path, tmp_path: Path) -> None:
@@ -125,7 +122,7 @@ def test_every_published_fact_is_one_that_the_fixture_checks() -> None:
 def test_the_same_documents_give_the_same_bytes(scored: Path, tmp_path: Path) -> None:
     for name in ("trajectories", "relations", "differences"):
         for out in ("a", "b"):
-            write(name, [scored, scored], PUBLISHED, tmp_path / out, code=CODE)
+            write(TABLES[name], [scored, scored], PUBLISHED, tmp_path / out)
     digests = [{p.name: sha256_file(p) for p in (tmp_path / out).iterdir() if "manifest" not in p.name} for out in "ab"]
     assert digests[0] == digests[1] and len(digests[0]) == 9
 
@@ -135,7 +132,7 @@ def test_runs_that_are_not_sound_make_no_table(study: Study, tmp_path: Path) -> 
     out = tmp_path / "score.json"
     study.score(out)
     with pytest.raises(InputError, match="not sound"):
-        write("relations", [out], PUBLISHED, tmp_path, code=CODE)
+        write(TABLES["relations"], [out], PUBLISHED, tmp_path)
 
 
 def test_an_unknown_table_and_a_wrong_document_are_bad_input(scored: Path, tmp_path: Path) -> None:

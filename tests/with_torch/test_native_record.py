@@ -51,7 +51,7 @@ def test_a_process_notes_every_call_and_each_plan_once(
     monkeypatch.setattr(process, "load_fixture", lambda folder: layer)
     monkeypatch.setattr(process, "to_device", lambda x, device: torch.from_numpy(x))
     monkeypatch.setattr(sys, "stdin", io.StringIO("go\n"))
-    process.serve(CudaLane(extension, probed=False), tmp_path, few_calls, what, tmp_path, code="none")
+    process.serve(CudaLane(extension, probed=False), tmp_path, few_calls, what, tmp_path)
     told = json.loads((tmp_path / process.RESULT).read_bytes())
     assert told["prelude"] is (what == "H1") and told["began_ns"] < told["ended_ns"]
     assert told["plans"]["calls"] == told["finals"]["calls"] == [0, 0, 0]
@@ -68,7 +68,7 @@ def test_conditions_are_counted_each_by_itself(
     monkeypatch.setattr(process, "load_fixture", lambda folder: small_layer(np.float16, True))
     monkeypatch.setattr(process, "to_device", lambda x, device: torch.from_numpy(x))
     monkeypatch.setattr(sys, "stdin", io.StringIO("go\n"))
-    process.serve(CudaLane(extension, probed=False), tmp_path, few_calls, process.REPETITION, tmp_path, code="none")
+    process.serve(CudaLane(extension, probed=False), tmp_path, few_calls, process.REPETITION, tmp_path)
     told = json.loads((tmp_path / process.RESULT).read_bytes())["conditions"]
     assert len(told) == 5 and all(c["plans"]["calls"] == c["orders"]["calls"] == [0, 0, 0] for c in told)
 
@@ -81,7 +81,7 @@ def test_without_a_turn_nothing_is_done(
 ) -> None:
     monkeypatch.setattr(process, "load_fixture", lambda folder: small_layer(np.float16, True))
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    process.serve(CudaLane(extension, probed=False), tmp_path, few_calls, "H0", tmp_path, code="none")
+    process.serve(CudaLane(extension, probed=False), tmp_path, few_calls, "H0", tmp_path)
     assert not (tmp_path / process.RESULT).exists()
 
 

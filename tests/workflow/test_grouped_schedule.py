@@ -10,7 +10,6 @@ import pytest
 from checkout import ROOT, Checkout
 
 from routeblock.grouped_schedule import targets
-from routeblock.grouped_schedule.study import STUDY
 
 TABLES = [(f"table_{name}", {}) for name in targets.TABLES]
 AFTER = sorted([("bundle", {}), ("grouped_mutations", {}), ("statistics", {}), ("validate_timings", {}), *TABLES])
@@ -35,10 +34,6 @@ def lanes(checkout: Checkout, *names: str) -> None:
     checkout.edit("config.yaml", line, f"  lanes: [{', '.join(names)}]")
 
 
-def test_the_targets_name_every_file_of_a_record() -> None:
-    assert STUDY.files == targets.FILES
-
-
 def test_a_cpu_has_a_sweep_and_a_confirmation(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes(checkout, "cpu")
     device = {"lane": "cpu", "device": "cpu0"}
@@ -52,14 +47,14 @@ def test_recorded_gpus_are_proved_one_by_one(checkout: Checkout, monkeypatch: py
         for kind in ("sweep", "confirmation", "beyond"):
             folder = checkout.root / RECORDED / "cuda" / device / kind
             folder.mkdir(parents=True)
-            for name in STUDY.files:
+            for name in targets.FILES:
                 (folder / name).touch()
     (checkout.root / RECORDED / "contents.json").touch()
     for recording in targets.RECORDINGS.values():
         for kind in recording.kinds:
             folder = checkout.root / recording.source / "cuda" / "gpu0" / kind
             folder.mkdir(parents=True)
-            for name in STUDY.files:
+            for name in targets.FILES:
                 (folder / name).touch()
         (checkout.root / recording.source / "contents.json").touch()
     (checkout.root / targets.COUNTERS).mkdir(parents=True)

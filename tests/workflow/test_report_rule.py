@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from checkout import ROOT, Checkout
 
-from routeblock.report.catalogue import FIGURES, MISSING, TABLES
+from routeblock.report.catalogue import FIGURES, TABLES
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +36,3 @@ def test_the_report_waits_for_every_table_and_figure_and_for_the_prediction_once
 
 def test_what_make_study_makes_has_the_report_in_it() -> None:
     assert "rules.report.output" in (ROOT / "Snakefile").read_text(encoding="utf-8").partition("rule all:")[2]
-
-
-def test_every_table_and_figure_of_the_report_has_a_caption() -> None:
-    captions = {p.stem for p in Path(ROOT, "workflow", "report").glob("*.rst")}
-    assert {f"table_{n}" for n in TABLES} | {f"figure_{n}" for n in FIGURES} <= captions
-    assert set(MISSING) <= set(TABLES)

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 from checkout import Checkout
 
-from routeblock import rule_code as workflow
-from routeblock.evidence import digest
-
 ENVIRONMENT = "results/environment/environment.json"
 SOURCE = "workflow/routeblock/environment.py"
 RERUN = [("environment", {})]
@@ -65,8 +62,8 @@ def test_an_edit_of_code_or_input_runs_what_uses_it(
     ("path", "old", "new"),
     [
         ("workflow/routeblock/cli.py", '"""Check sealed', '"""Check all sealed'),
-        ("workflow/routeblock/schemas.py", "indent=2", "indent=4"),
-        ("workflow/routeblock/rule_code.py", "RULES: dict[str, Code] = {", 'RULES: dict[str, Code] = {"x": Code(()),'),
+        ("workflow/routeblock/generated.py", "indent=2", "indent=4"),
+        ("workflow/routeblock/route_block/targets.py", "PUBLISHED = ", "ANOTHER = PUBLISHED = "),
     ],
 )
 def test_an_edit_of_other_code_runs_nothing(
@@ -112,10 +109,3 @@ def test_a_results_folder_that_cannot_be_written_ends_the_workflow_in_one_line(c
     done = checkout.command("snakemake", "--cores", "1")
     assert done.returncode == 2
     assert "results: cannot be written: " in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("rule", workflow.RULES)
-def test_every_rule_names_code_that_exists_and_no_wiring(rule: str) -> None:
-    closure = digest.import_closure(workflow.RULES[rule].modules)
-    assert not {"routeblock.rule_code", "routeblock.cli", "routeblock.schemas"} & set(closure)
-    assert all((digest.PACKAGE_ROOT / f).is_file() for f in workflow.RULES[rule].files)

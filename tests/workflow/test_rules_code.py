@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read from the source: what the command line imports for a rule, and package files that code names, are in its digest.
+"""Read from the source: what the command of a rule imports, and package files that code names, are in its digest.
 
 What commands import at run time is traced by tests/recovery.
 """
@@ -7,33 +7,27 @@ What commands import at run time is traced by tests/recovery.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import inspect
+import re
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer.main
+from checkout import ROOT
 
-from routeblock import rule_code as workflow
-from routeblock.evidence.digest import PACKAGE_ROOT, import_closure
-from routeblock.q6k_dispatch.targets import TABLES as DISPATCH_TABLES
+from routeblock import cli
+from routeblock.declared import Declared
+from routeblock.evidence.digest import PACKAGE_ROOT, import_closure, other_sources
+from routeblock.report.catalogue import FIGURES, TABLES
+from routeblock.route_block.runs.cuda import CudaLane
 
-COMMANDS = ("cli.py", "cli_alignment.py", "cli_dispatch.py", "cli_figures.py", "cli_grouped.py", "cli_native.py")
-# What hands on or shows, and makes no result: the digest itself, a progress bar, a lane by its name.
-APART = {"routeblock.rule_code", "routeblock.progress", "routeblock.route_block.runs.lanes"}
+# What finds or shows, and makes no result: a declaration by its name, a progress bar, a lane by its name.
+APART = {"routeblock.declared", "routeblock.progress", "routeblock.route_block.runs.lanes"}
 # A prediction takes its turn to ask a GPU for its name alone; no rule is made from how it waits.
-APART_FOR = {rule: {"routeblock.cuda.gpu_lock"} for rule in ("prediction", "run", "identity")}
-# `code(rule)` with a name that the command computes.
-COMPUTED = {
-    ("cli.py", "run"): ["run", "run_cuda"],
-    ("cli.py", "freeze_identity"): ["identity", "identity_cuda"],
-    ("cli.py", "table"): [f"table_{name}" for name in (*workflow.TABLES, *workflow.GPU_TABLES)],
-    ("cli_alignment.py", "alignment_table"): [f"table_{name}" for name in workflow.ALIGNMENT_TABLES],
-    ("cli_dispatch.py", "dispatch_table"): [f"table_{name}" for name in DISPATCH_TABLES],
-    ("cli_figures.py", "_route_block"): [f"figure_{name}" for name in workflow.FIGURES],
-    ("cli_figures.py", "_grouped"): [f"figure_{name}" for name in workflow.GROUPED_FIGURES],
-    ("cli_figures.py", "_alignment"): [f"figure_{name}" for name in workflow.ALIGNMENT_FIGURES],
-    ("cli_grouped.py", "grouped_table"): [f"table_{name}" for name in workflow.GROUPED_TABLES],
-    ("cli_grouped.py", "_record"): ["sweep", "confirmation", "beyond"],
-}
+LOCK = "routeblock.cuda.gpu_lock"
+APART_FOR = {name: {LOCK} for name in ("prediction", "captured_prediction", "superseded_prediction", "run", "identity")}
 # A module that is imported by name, so that it is in nobody's digest, and why that may be.
 BY_NAME = {
     "route_block/operating_point.py": "what a GPU is called has no part in the results of a CPU",
@@ -46,10 +40,42 @@ SOURCES = [
 ]
 
 
-def imports(function: ast.FunctionDef) -> set[str]:
+@dataclass(frozen=True)
+class Rule:
+    """A rule as its file has it: its command, and the modules whose digest it names."""
+
+    name: str
+    command: str
+    modules: tuple[str, ...]
+
+
+def rules() -> list[Rule]:
+    """Every rule that runs a command of this package; those of tables and figures are made in a loop."""
+    found = []
+    for file in sorted((ROOT / "workflow" / "rules").glob("*.smk")):
+        for block in re.split(r"(?m)^(?=rule |checkpoint )|^ +(?=rule:)", file.read_text())[1:]:
+            name, code = re.match(r"\w+ ?(\w*)", block), re.search(r"code=code\(([^)]*)\)", block)
+            command = re.search(r"(?:routeblock|{params\.routeblock}) ([a-z][a-z-]*) ", block.partition("shell:")[2])
+            if name and code and command:
+                modules = [*re.findall(r'"([\w.]+)"', code[1]), *(CudaLane.modules if "CudaLane" in code[1] else ())]
+                found.append(Rule(name[1] or file.stem, command[1], tuple(modules)))
+    return found
+
+
+RULES = rules()
+
+
+def imports(command: str) -> set[str]:
     """The modules of the package that a command imports."""
+    callback = typer.main.get_group(cli.app).commands[command].callback
+    assert callback is not None
+    module = ast.parse(inspect.getsource(sys.modules[callback.__module__]))
+    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    mine = functions[callback.__name__]
+    used = {node.id for node in ast.walk(mine) if isinstance(node, ast.Name)}
+    helpers = [function for name, function in functions.items() if name.startswith("_") and name in used]
     found = set()
-    for node in ast.walk(function):
+    for node in (node for function in (mine, *helpers) for node in ast.walk(function)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("routeblock"):
             for name in node.names:
                 inner = PACKAGE_ROOT.joinpath(*node.module.split(".")[1:], name.name)
@@ -58,37 +84,23 @@ def imports(function: ast.FunctionDef) -> set[str]:
     return found
 
 
-def rules_of(file: str, function: ast.FunctionDef) -> list[str]:
-    """The rules whose digest a command asks for."""
-    named = [
-        node.args[0]
-        for node in ast.walk(function)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "code"
-    ]
-    if all(isinstance(argument, ast.Constant) for argument in named):
-        return [str(argument.value) for argument in named if isinstance(argument, ast.Constant)]
-    return COMPUTED[file, function.name]
+def test_the_rules_are_found() -> None:
+    text = "".join(file.read_text() for file in (ROOT / "workflow" / "rules").glob("*.smk"))
+    assert len(RULES) == text.count("code=code(") - len(("tables", "figures")) > 30
 
 
-def commands() -> Iterator[tuple[str, set[str]]]:
-    """Each rule that the command line serves, with what it imports for it."""
-    for file in COMMANDS:
-        for function in ast.parse((PACKAGE_ROOT / file).read_text()).body:
-            if isinstance(function, ast.FunctionDef):
-                for rule in rules_of(file, function):
-                    yield rule, imports(function)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_what_a_command_imports_is_in_the_digest_of_its_rule(rule: Rule) -> None:
+    found = imports(rule.command)
+    assert found & set(rule.modules)
+    assert found - set(import_closure(rule.modules)) - APART - APART_FOR.get(rule.name, set()) == set()
 
 
-def test_every_rule_has_a_command() -> None:
-    assert {rule for rule, _ in commands()} == workflow.RULES.keys()
-
-
-def test_what_a_command_imports_is_in_the_digest_of_its_rule() -> None:
-    outside = {}
-    for rule, found in commands():
-        closure = set(import_closure(workflow.RULES[rule].modules))
-        outside[rule] = found - closure - APART - APART_FOR.get(rule, set())
-    assert {rule: modules for rule, modules in outside.items() if modules} == {}
+@pytest.mark.parametrize("declared", [*TABLES.values(), *FIGURES.values()], ids=lambda declared: declared.name)
+def test_a_table_or_figure_is_made_by_the_module_that_writes_it(declared: Declared) -> None:
+    closure = set(import_closure([declared.module]))
+    assert {"routeblock.tables", "routeblock.figure_style"} & closure
+    assert not {"routeblock.targets", "routeblock.cli", "routeblock.config", "routeblock.generated"} & closure
 
 
 def test_a_module_imported_by_name_is_declared_here() -> None:
@@ -102,17 +114,28 @@ def test_a_module_imported_by_name_is_declared_here() -> None:
     assert found == BY_NAME.keys()
 
 
+def sources_of(modules: tuple[str, ...]) -> set[str]:
+    """The files beside the code that a digest of these modules takes in."""
+    return {path.relative_to(PACKAGE_ROOT).as_posix() for m in modules for path in other_sources(m)}
+
+
 @pytest.mark.parametrize(
-    "rule", ["build_kernels", "probe", "run_cuda", "identity_cuda", "capture", "census", "unassisted"]
+    "name",
+    ["build_kernels", "probe", "run_cuda", "identity_cuda", "capture", "census", "unassisted", "report"],
 )
-def test_sources_that_the_code_of_a_rule_names_are_in_its_digest(rule: str) -> None:
+def test_sources_that_the_code_of_a_rule_names_are_in_its_digest(name: str) -> None:
+    (rule,) = [rule for rule in RULES if rule.name == name]
     named = set()
-    for module in import_closure(workflow.RULES[rule].modules):
-        base = PACKAGE_ROOT.joinpath(*module.split(".")[1:])
-        path = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__init__.py"
-        texts = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
+    for module in rule.modules:
+        path = PACKAGE_ROOT.joinpath(*module.split(".")[1:]).with_suffix(".py")
+        texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
         named |= {source for source in SOURCES if source in texts or Path(source).name in texts}
-    assert named == set(workflow.RULES[rule].files) and named
+    assert named == sources_of(rule.modules) and named
+
+
+def test_every_source_beside_the_code_is_listed_by_a_module() -> None:
+    paths = [path.relative_to(PACKAGE_ROOT).with_suffix("") for path in PACKAGE_ROOT.rglob("*.py")]
+    assert sources_of(tuple(".".join(("routeblock", *path.parts)) for path in paths)) == set(SOURCES)
 
 
 def test_compiled_code_that_is_kept_by_its_file_uses_that_file_alone() -> None:

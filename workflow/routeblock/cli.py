@@ -102,9 +102,8 @@ def environment(
 ) -> None:
     """Record interpreter, packages, CPU and system. Differs between machines: no digest may depend on it."""
     from routeblock.environment import write
-    from routeblock.rule_code import code
 
-    write(out, pins, code=code("environment"))
+    write(out, pins)
 
 
 @app.command()
@@ -115,9 +114,8 @@ def fixture(
 ) -> None:
     """Make a fixture of study A: a layer in AutoAWQ form, routed inputs, the plans of H0 and H1, checked facts."""
     from routeblock.route_block.fixtures.make import make
-    from routeblock.rule_code import code
 
-    make(name, seed, out, code=code("fixture"))
+    make(name, seed, out)
 
 
 @app.command()
@@ -136,11 +134,10 @@ def predict(
     from routeblock.cuda.gpu_lock import Turn
     from routeblock.route_block.operating_point import CUDA
     from routeblock.route_block.prediction.freeze import freeze
-    from routeblock.rule_code import code
 
     if lane == CUDA:  # asks the GPU for its name
         Turn().take()
-    freeze(fixture, lane, point, plan_source, out, plans_path=plans, superseded=superseded, code=code("prediction"))
+    freeze(fixture, lane, point, plan_source, out, plans_path=plans, superseded=superseded)
 
 
 @app.command()
@@ -155,13 +152,11 @@ def freeze_identity(
     from routeblock.route_block.operating_point import CUDA
     from routeblock.route_block.runs.identity import freeze
     from routeblock.route_block.runs.lanes import open_lane
-    from routeblock.rule_code import code
 
     opened = open_lane(lane)
     if lane == CUDA:
         Turn(gpu, None, limit).take()
-    rules = ("run_cuda", "identity_cuda") if lane == CUDA else ("run", "identity")
-    freeze(lane, opened, code(rules[0]), out, code=code(rules[1]))
+    freeze(lane, opened, out)
 
 
 @app.command()
@@ -186,7 +181,6 @@ def run(
     from routeblock.route_block.operating_point import CUDA
     from routeblock.route_block.runs.lanes import open_lane
     from routeblock.route_block.runs.run import run as run_cell
-    from routeblock.rule_code import code
 
     rule = "run_cuda" if lane == CUDA else "run"
     run_cell(
@@ -198,7 +192,6 @@ def run(
         history=history,
         replicate=replicate,
         out=out,
-        code=code(rule),
         rule=rule,
         plans_path=plans,
         turn=Turn(gpu, after, limit) if lane == CUDA else None,
@@ -219,9 +212,8 @@ def capture(
     from routeblock.cuda.gpu_lock import Turn
     from routeblock.route_block.gpu.captures import capture as keep
     from routeblock.route_block.runs.cuda import open_cuda_lane
-    from routeblock.rule_code import code
 
-    keep(open_cuda_lane(), fixture, history, out, turn=Turn(gpu, after, limit), code=code("capture"))
+    keep(open_cuda_lane(), fixture, history, out, turn=Turn(gpu, after, limit))
 
 
 @app.command()
@@ -232,9 +224,8 @@ def freeze_plans(
 ) -> None:
     """Put the captured plans of both histories into one file, before any run."""
     from routeblock.route_block.gpu.captures import freeze_plans as freeze
-    from routeblock.rule_code import code
 
-    freeze(fixture, captures, out, code=code("captured_plans"))
+    freeze(fixture, captures, out)
 
 
 @app.command()
@@ -252,19 +243,8 @@ def census(
     from routeblock.cuda.gpu_lock import Turn
     from routeblock.route_block.gpu.census import count
     from routeblock.route_block.runs.cuda import open_cuda_lane
-    from routeblock.rule_code import code
 
-    count(
-        open_cuda_lane(),
-        fixture,
-        prediction,
-        history,
-        process,
-        calls,
-        out,
-        turn=Turn(gpu, None, limit),
-        code=code("census"),
-    )
+    count(open_cuda_lane(), fixture, prediction, history, process, calls, out, turn=Turn(gpu, None, limit))
 
 
 @app.command()
@@ -278,9 +258,8 @@ def unassisted(
     from routeblock.cuda.gpu_lock import Turn
     from routeblock.route_block.gpu.unassisted import launch_multiples
     from routeblock.route_block.runs.cuda import open_cuda_lane
-    from routeblock.rule_code import code
 
-    launch_multiples(open_cuda_lane(), fixture, out, turn=Turn(gpu, None, limit), code=code("unassisted"))
+    launch_multiples(open_cuda_lane(), fixture, out, turn=Turn(gpu, None, limit))
 
 
 @app.command()
@@ -291,9 +270,8 @@ def pack_evidence(
 ) -> None:
     """Pack GPU runs, captures and censuses: every record as it is, distinct tensors once each."""
     from routeblock.route_block.runs.recorded import pack_evidence as pack
-    from routeblock.rule_code import code
 
-    pack(results or [], add or [], out, code=code("pack_evidence"))
+    pack(results or [], add or [], out)
 
 
 @app.command()
@@ -305,9 +283,8 @@ def restore_evidence(
 ) -> None:
     """Rebuild recorded run folders bit for bit; any other byte is refused."""
     from routeblock.route_block.runs.recorded import restore
-    from routeblock.rule_code import code
 
-    restore(fixture, evidence, group, out, code=code("restore_evidence"))
+    restore(fixture, evidence, group, out)
 
 
 @app.command()
@@ -320,9 +297,8 @@ def agree(
 ) -> None:
     """Recompute every surface that a GPU gave with the twin of its architecture; exit 1 if one bit differs."""
     from routeblock.route_block.gpu.agreement import agree as recompute
-    from routeblock.rule_code import code
 
-    if differing := recompute(fixture, prediction, runs, lane, out, code=code("agreement")):
+    if differing := recompute(fixture, prediction, runs, lane, out):
         print(f"{runs}: the twin differs from {len(differing)} recorded surfaces, {differing[0]} first")
         raise typer.Exit(1)
 
@@ -335,9 +311,8 @@ def summarize_census(
 ) -> None:
     """Count distinct plans and final outputs over the processes of a census."""
     from routeblock.route_block.gpu.census_summary import summarize
-    from routeblock.rule_code import code
 
-    summarize(lane, folder, out, code=code("census_summary"))
+    summarize(lane, folder, out)
 
 
 @app.command()
@@ -348,9 +323,8 @@ def compare_unassisted(
 ) -> None:
     """Compare grids that need no probe with and without it; exit 1 if a bit or a grid differs."""
     from routeblock.route_block.gpu.probe_comparison import compare
-    from routeblock.rule_code import code
 
-    if differing := compare(lane, folder, out, code=code("probe_comparison")):
+    if differing := compare(lane, folder, out):
         print(f"{folder}: {len(differing)} launches differ with and without the probe, {differing[0]} first")
         raise typer.Exit(1)
 
@@ -364,9 +338,8 @@ def compare_versions(
 ) -> None:
     """Put what several versions of the extension gave on the recorded layer side by side."""
     from routeblock.route_block.gpu.versions import compare
-    from routeblock.rule_code import code
 
-    compare(results, golden, out, contents=contents, code=code("versions"))
+    compare(results, golden, out, contents=contents)
 
 
 @app.command()
@@ -378,9 +351,8 @@ def control(
 ) -> None:
     """Show that the superseded prediction is refused before any arithmetic; exit 1 if a run would start."""
     from routeblock.route_block.runs.negative_control import control as check_control
-    from routeblock.rule_code import code
 
-    if not check_control(fixture, prediction, lane, out, code=code("control")):
+    if not check_control(fixture, prediction, lane, out):
         print(f"{prediction}: a run would have started")
         raise typer.Exit(1)
 
@@ -391,10 +363,9 @@ def check_twin(
     out: Annotated[Path, typer.Option(help="File to write, golden.json; its manifest goes beside it.")],
 ) -> None:
     """Compare the twin with every recorded output, bit for bit; exit 1 if one differs."""
-    from routeblock.rule_code import code
     from routeblock.twin.self_test import check
 
-    if differing := check(golden, out, code=code("golden")):
+    if differing := check(golden, out):
         print(f"{golden}: {len(differing)} recorded outputs differ, {differing[0]} first")
         raise typer.Exit(1)
 
@@ -403,9 +374,8 @@ def check_twin(
 def build_probe(out: Annotated[Path, typer.Argument(help="File to write; its manifest goes beside it.")]) -> None:
     """Compile the grid probe of the lane `cuda` with the system's C compiler."""
     from routeblock.cuda.grid_probe import make
-    from routeblock.rule_code import code
 
-    make(out, code=code("probe"))
+    make(out)
 
 
 @app.command()
@@ -423,7 +393,6 @@ def mutate(
 ) -> None:
     """Change copies of sound runs and see the scorer refuse each for its declared reasons; else exit 1."""
     from routeblock.route_block.scorer.mutations import mutate as try_mutations
-    from routeblock.rule_code import code
 
     results = try_mutations(
         fixture=fixture,
@@ -433,7 +402,6 @@ def mutate(
         replicates=replicates,
         declared=declared,
         out=out,
-        code=code("mutations"),
         plans=plans,
         keep=keep,
         lane=lane,
@@ -462,7 +430,6 @@ def score(
     """Judge runs from their raw tensors, then the prediction and the seven relations; exit 1 if anything is wrong."""
     from routeblock.route_block.scorer.score import PROTOCOL
     from routeblock.route_block.scorer.score import score as judge
-    from routeblock.rule_code import code
 
     verdict = judge(
         fixture=fixture,
@@ -471,7 +438,6 @@ def score(
         runs=runs,
         replicates=replicates,
         out=out,
-        code=code("score"),
         plans=plans,
         lane=lane,
         golden=golden,
@@ -495,7 +461,6 @@ def random_plans(
     """Check the prediction on random plans, route by route; exit 1 if it is wrong once."""
     from routeblock.progress import shown
     from routeblock.route_block.prediction.random_plans import check
-    from routeblock.rule_code import code
 
     try:
         sizes = [int(grid) for grid in grids.split(",")]
@@ -504,7 +469,7 @@ def random_plans(
             f"grids {grids!r}", where="random-plans", limit="integers, commas between", way_out="246,200"
         ) from e
     with shown("random plans") as progress:
-        faults = check(fixture, lane, plans, sizes, seed, out, code=code("random_plans"), progress=progress)
+        faults = check(fixture, lane, plans, sizes, seed, out, progress=progress)
     if faults:
         print(f"{out}: {len(faults)} faults, first: {faults[0]}")
         raise typer.Exit(1)
@@ -522,12 +487,11 @@ def table(
     ),
 ) -> None:
     """Write one table of study A from the documents of any number of lanes and points."""
-    from routeblock.route_block.tables import TABLES, write
-    from routeblock.rule_code import code
-    from routeblock.tables import find
+    from routeblock.declared import find
+    from routeblock.route_block import gpu_tables, tables
+    from routeblock.route_block.document_tables import write
 
-    find(name, TABLES)  # a name without a table has no code either
-    write(name, source, published, out, code=code(f"table_{name}"))
+    write(find(name, tables.TABLES | gpu_tables.TABLES, "table"), source, published, out)
 
 
 @app.command()
@@ -541,9 +505,9 @@ def verify(
 ) -> None:
     """Check sealed results on bytes and name the artifact nearest the source that does not fit."""
     from routeblock.evidence import chain
-    from routeblock.rule_code import RESTORED, codes, given
+    from routeblock.rule_code import RESTORED, given
 
-    found = chain.verify(*roots, code=None if ignore_code else codes(), sources=source or given(), elsewhere=RESTORED)
+    found = chain.verify(*roots, check_code=not ignore_code, sources=source or given(), elsewhere=RESTORED)
     if not found:
         print(f"{' '.join(map(str, roots))}: every artifact fits its manifest")
         return
@@ -563,9 +527,9 @@ def _print_findings(found: Sequence[object], verbose: bool) -> None:
 def repair(roots: Roots, source: Sources = None, verbose: Verbose = False) -> None:
     """Take away results that do not fit their manifests, and all made from them, for the workflow to make again."""
     from routeblock.evidence import chain
-    from routeblock.rule_code import RESTORED, codes, given
+    from routeblock.rule_code import RESTORED, given
 
-    done = chain.repair(*roots, code=codes(), sources=source or given(), elsewhere=RESTORED)
+    done = chain.repair(*roots, sources=source or given(), elsewhere=RESTORED)
     print(f"{' '.join(map(str, roots))}: {len(done.removed)} files removed")
     for path in done.removed if verbose else ():
         print(path)
@@ -609,12 +573,11 @@ def report(
     """Write the report: one HTML file that needs no network and no other file."""
     from routeblock.report.catalogue import FIGURES, TABLES
     from routeblock.report.page import Request, in_order, present, write
-    from routeblock.rule_code import code
 
     tables, figures = present(results)
     wanted = in_order(table or tables, TABLES), in_order(figure or figures, FIGURES)
     request = Request(results, captions, config, *wanted)
-    print(write(out, request, code=code("report")))
+    print(write(out, request))
 
 
 @app.command()
@@ -634,11 +597,11 @@ def readme(
 
 
 @app.command()
-def schema(out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("workflow/schemas")) -> None:
-    """Write the JSON schemas of the config and of every record."""
-    from routeblock.schemas import write
+def generate(root: Annotated[Path, typer.Argument(help="The checkout.")] = Path()) -> None:
+    """Write what is generated from the code: JSON schemas, captions, the README's lists of tables and figures."""
+    from routeblock.generated import write
 
-    write(out)
+    write(root)
 
 
 Checkpoint = Annotated[Path, typer.Argument(help="Folder of a checkpoint, plain or in the hub's cache.")]
@@ -675,9 +638,8 @@ def manifest(
 ) -> None:
     """Hash every file of a checkpoint, and derive its identity."""
     from routeblock.checkpoint.manifest import seal_manifest
-    from routeblock.rule_code import code
 
-    seal_manifest(path, out, revision, layer, code=code("manifest"))
+    seal_manifest(path, out, revision, layer)
 
 
 @app.command()
@@ -698,7 +660,6 @@ def checkpoint_fixture(
 ) -> None:
     """Make a fixture of one layer of a checkpoint: packed experts, routed inputs, pairs and plans by search."""
     from routeblock.route_block.fixtures.from_checkpoint import Request, parse_points, parse_tokens, seal_fixture
-    from routeblock.rule_code import code
 
     request = Request(
         path,
@@ -712,7 +673,7 @@ def checkpoint_fixture(
         all_experts,
         confirm,
     )
-    seal_fixture(out, request, code=code("checkpoint_fixture"))
+    seal_fixture(out, request)
 
 
 @app.command()

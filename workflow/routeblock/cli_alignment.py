@@ -38,9 +38,8 @@ def record_alignment(
     """
     from routeblock.alignment_cost import record
     from routeblock.alignment_cost.study import STUDY
-    from routeblock.rule_code import code
 
-    wrong = record.write(out, protocol, seconds=seconds, code=code("record_alignment"))
+    wrong = record.write(out, protocol, seconds=seconds)
     report(wrong, str(out / STUDY.archive))
 
 
@@ -55,20 +54,17 @@ def alignment_exactness(out: Out) -> None:
 def recorded_alignment(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
     """Verify a committed record on this CPU: files, batches, plans, variants. Exits 1 if something differs."""
     from routeblock.alignment_cost import verification
-    from routeblock.rule_code import code
 
-    wrong = verification.write(out, source, protocol, code=code("recorded_alignment"))
+    wrong = verification.write(out, source, protocol)
     report(wrong, "every batch and plan is as it should be")
 
 
 def alignment_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios with intervals and verdicts from raw batches. Exits 1 if the record lacks what the protocol asks for."""
     from routeblock.alignment_cost.study import STUDY
-    from routeblock.rule_code import code
     from routeblock.timing import statistics
 
-    digest = code("alignment_statistics")
-    wrong = statistics.write(out, STUDY, [record], protocol, rule="alignment_statistics", code=digest)
+    wrong = statistics.write(out, STUDY, [record], protocol, rule="alignment_statistics")
     report(wrong, "the record is whole")
 
 
@@ -77,11 +73,9 @@ def validate_alignment(
 ) -> None:
     """Recount statistics and verdicts with code of its own. Exits 1 unless every value is exactly equal."""
     from routeblock.alignment_cost.study import STUDY
-    from routeblock.rule_code import code
     from routeblock.timing import validation
 
-    digest = code("validate_alignment")
-    number, wrong = validation.write(out, STUDY, statistics, [record], protocol, rule="validate_alignment", code=digest)
+    number, wrong = validation.write(out, STUDY, statistics, [record], protocol, rule="validate_alignment")
     report(wrong, f"{number} comparisons recounted, all exactly equal")
 
 
@@ -92,13 +86,9 @@ def mutate_alignment(
     from routeblock.alignment_cost.edits import ROOM
     from routeblock.alignment_cost.study import STUDY
     from routeblock.alignment_cost.verification import recompute
-    from routeblock.rule_code import code
     from routeblock.timing import mutations
 
-    digest = code("alignment_mutations")
-    entries = mutations.write(
-        out, STUDY, ROOM, [record], protocol, declared, recompute, rule="alignment_mutations", code=digest
-    )
+    entries = mutations.write(out, STUDY, ROOM, [record], protocol, declared, recompute, rule="alignment_mutations")
     report(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
 
 
@@ -112,12 +102,8 @@ def alignment_table(
 ) -> None:
     """Write one table of the alignment's cost as .parquet, .csv and .md."""
     from routeblock.alignment_cost import tables
-    from routeblock.rule_code import code
-    from routeblock.tables import find
 
-    find(name, tables.TABLES)  # a name without a table has no code either
-    digest = code(f"table_{name}")
-    tables.write(name, out, statistics, record, validation, mutations_file=mutations, code=digest)
+    tables.write(name, out, statistics, record, validation, mutations_file=mutations)
 
 
 COMMANDS = (

@@ -43,30 +43,26 @@ def record_dispatch(
     """
     from routeblock.q6k_dispatch import record
     from routeblock.q6k_dispatch.study import STUDY
-    from routeblock.rule_code import code
 
     files = record.Given(cubin, schedules, plugin, llama)
-    wrong = record.write(out, protocol, files, code=code("record_dispatch"))
+    wrong = record.write(out, protocol, files)
     report(wrong, str(out / STUDY.archive))
 
 
 def recorded_dispatch(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
     """Verify a committed record on this CPU: files, batches, jobs, plans, samples. Exits 1 if something differs."""
     from routeblock.q6k_dispatch import verification
-    from routeblock.rule_code import code
 
-    wrong = verification.write(out, source, protocol, code=code("recorded_dispatch"))
+    wrong = verification.write(out, source, protocol)
     report(wrong, "every batch and sampled output is as it should be")
 
 
 def dispatch_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios to every peer, with intervals, from raw batches. Exits 1 if the record lacks what is asked for."""
     from routeblock.q6k_dispatch.study import STUDY
-    from routeblock.rule_code import code
     from routeblock.timing import statistics
 
-    digest = code("dispatch_statistics")
-    wrong = statistics.write(out, STUDY, [record], protocol, rule="dispatch_statistics", code=digest)
+    wrong = statistics.write(out, STUDY, [record], protocol, rule="dispatch_statistics")
     report(wrong, "the record is whole")
 
 
@@ -75,11 +71,9 @@ def validate_dispatch(
 ) -> None:
     """Recount statistics and verdicts with code of its own. Exits 1 unless every value is exactly equal."""
     from routeblock.q6k_dispatch.study import STUDY
-    from routeblock.rule_code import code
     from routeblock.timing import validation
 
-    digest = code("validate_dispatch")
-    number, wrong = validation.write(out, STUDY, statistics, [record], protocol, rule="validate_dispatch", code=digest)
+    number, wrong = validation.write(out, STUDY, statistics, [record], protocol, rule="validate_dispatch")
     report(wrong, f"{number} comparisons recounted, all exactly equal")
 
 
@@ -90,13 +84,9 @@ def mutate_dispatch(
     from routeblock.q6k_dispatch.edits import ROOM
     from routeblock.q6k_dispatch.study import STUDY
     from routeblock.q6k_dispatch.verification import recompute
-    from routeblock.rule_code import code
     from routeblock.timing import mutations
 
-    digest = code("dispatch_mutations")
-    entries = mutations.write(
-        out, STUDY, ROOM, [record], protocol, declared, recompute, rule="dispatch_mutations", code=digest
-    )
+    entries = mutations.write(out, STUDY, ROOM, [record], protocol, declared, recompute, rule="dispatch_mutations")
     report(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
 
 
@@ -111,12 +101,8 @@ def dispatch_table(
 ) -> None:
     """Write one table of the fast paths as .parquet, .csv and .md."""
     from routeblock.q6k_dispatch import tables
-    from routeblock.rule_code import code
-    from routeblock.tables import find
 
-    find(name, tables.TABLES)  # a name without a table has no code either
-    digest = code(f"table_{name}")
-    tables.write(name, out, statistics, record, validation, protocol, mutations_file=mutations, code=digest)
+    tables.write(name, out, statistics, record, validation, protocol, mutations_file=mutations)
 
 
 COMMANDS = (

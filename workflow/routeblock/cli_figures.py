@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,40 +23,11 @@ def figure(
     table: Annotated[Path | None, typer.Option(help="The table's .parquet beside the scores, for differences.")] = None,
 ) -> None:
     """Draw one figure from what the workflow made, with the same bytes on every run."""
-    from routeblock import figure_style
-    from routeblock.alignment_cost import targets as alignment
-    from routeblock.grouped_schedule import targets as grouped
-    from routeblock.rule_code import FIGURES
+    from routeblock.declared import find
+    from routeblock.figure_style import Given
+    from routeblock.report.catalogue import FIGURES
 
-    kinds: dict[str, Callable[[], None]] = {
-        **dict.fromkeys(FIGURES, lambda: _route_block(name, source, fixture or (), table, out)),
-        **dict.fromkeys(grouped.FIGURES, lambda: _grouped(name, source, out)),
-        **dict.fromkeys(alignment.FIGURES, lambda: _alignment(name, source, out)),
-    }
-    figure_style.find(name, kinds)()
-
-
-def _route_block(name: str, source: Sequence[Path], fixtures: Sequence[Path], table: Path | None, out: Path) -> None:
-    from routeblock.route_block.figures import draw as figures
-    from routeblock.rule_code import code
-
-    figures.write(name, figures.Given(source, fixtures, table), out, code=code(f"figure_{name}"))
-
-
-def _grouped(name: str, source: Sequence[Path], out: Path) -> None:
-    from routeblock import figure_style
-    from routeblock.grouped_schedule import figures
-    from routeblock.rule_code import code
-
-    figure_style.write_from_table(name, figures.FIGURES, source, out, code=code(f"figure_{name}"))
-
-
-def _alignment(name: str, source: Sequence[Path], out: Path) -> None:
-    from routeblock import figure_style
-    from routeblock.alignment_cost import figures
-    from routeblock.rule_code import code
-
-    figure_style.write_from_table(name, figures.FIGURES, source, out, code=code(f"figure_{name}"))
+    find(name, FIGURES, "figure").write(Given(source, fixture or (), table), out)
 
 
 def register(app: typer.Typer) -> None:

@@ -38,9 +38,8 @@ def build_kernels(
 ) -> None:
     """Compile the CUDA sources with NVRTC; needs no GPU. A cubin's SHA-256 is its binary identity."""
     from routeblock.cuda.build import build
-    from routeblock.rule_code import code
 
-    build(out, arch, libraries=nvrtc, code=code("build_kernels"))
+    build(out, arch, libraries=nvrtc)
 
 
 def sweep(
@@ -71,9 +70,8 @@ def sanitize(
     """Run memcheck, synccheck and racecheck over hostile jobs. Exits 1 on a finding; refusals are recorded."""
     from routeblock.cuda.sanitizer import Outcome
     from routeblock.grouped_schedule import sanitizer
-    from routeblock.rule_code import code
 
-    reports = sanitizer.write(out, device, cubin, protocol, code=code("sanitizer"))
+    reports = sanitizer.write(out, device, cubin, protocol)
     for found in reports:
         print(f"{found.tool}: {found.outcome}")
     if any(found.outcome is Outcome.FOUND for found in reports):
@@ -101,9 +99,8 @@ def record_grouped_counters(
 ) -> None:
     """Count DRAM bytes, L2 hits and issue of study B's schedules by ncu on the first GPU; a refusal is recorded."""
     from routeblock.grouped_schedule import counters as counting
-    from routeblock.rule_code import code
 
-    print(counting.write(out, protocol, counters, cubin, code=code("record_grouped_counters")))
+    print(counting.write(out, protocol, counters, cubin))
 
 
 def window(
@@ -121,10 +118,9 @@ def window(
     import json
 
     from routeblock.cuda import window as guarded
-    from routeblock.rule_code import code
 
     settings = guarded.Settings(*(tuple(given or ()) for given in (before, check, after, resident)))
-    status = guarded.run(settings, command, yields, out, code=code("window"))
+    status = guarded.run(settings, command, yields, out)
     if status:
         print(guarded.failed(out, json.loads(out.read_bytes())["steps"]))
         raise typer.Exit(status)
@@ -132,9 +128,8 @@ def window(
 
 def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | None, threads: int) -> None:
     from routeblock.grouped_schedule import lanes
-    from routeblock.rule_code import code
 
-    lanes.run(rule, out, device, protocol, cubin=cubin, threads=threads, code=code(rule))
+    lanes.run(rule, out, device, protocol, cubin=cubin, threads=threads)
 
 
 def recorded(
@@ -147,10 +142,8 @@ def recorded(
 ) -> None:
     """Verify a committed GPU record on this CPU: batches, fixtures, output bits. Exits 1 if something differs."""
     from routeblock.grouped_schedule import verification
-    from routeblock.rule_code import code
 
-    digest = code("recorded")
-    wrong = verification.write(out, source, lane, protocol, contents=contents, threads=threads, code=digest)
+    wrong = verification.write(out, source, lane, protocol, contents=contents, threads=threads)
     report(wrong, "every batch, fixture and output is as it should be")
 
 
@@ -161,9 +154,8 @@ def recorded_documents(
 ) -> None:
     """Copy a record's build and sanitizer documents once they are those of the recording machine; else exit 1."""
     from routeblock.grouped_schedule import documents
-    from routeblock.rule_code import code
 
-    report(documents.write(out, source, contents, code=code("recorded_documents")), "every document is the listed one")
+    report(documents.write(out, source, contents), "every document is the listed one")
 
 
 def grouped_bundle(
@@ -173,17 +165,15 @@ def grouped_bundle(
 ) -> None:
     """Pack study B's evidence into one archive whose bytes depend on the files alone."""
     from routeblock.grouped_schedule import bundle
-    from routeblock.rule_code import code
 
-    bundle.write(out, source, readme=readme, code=code("bundle"))
+    bundle.write(out, source, readme=readme)
 
 
 def statistics(out: Out, record: Records, minimum_effect: MinimumEffect, protocol: ProtocolFile = PROTOCOL) -> None:
     """Changes with intervals and verdicts from raw batches. Exits 1 if the protocol's counts are not reached."""
-    from routeblock.grouped_schedule import study
-    from routeblock.rule_code import code
+    from routeblock.grouped_schedule import statistics as made
 
-    wrong = study.write_statistics(out, record, protocol, minimum_effect=minimum_effect, code=code("statistics"))
+    wrong = made.write(out, record, protocol, minimum_effect=minimum_effect)
     report(wrong, "every device reaches the protocol's counts")
 
 
@@ -196,7 +186,6 @@ def validate_timings(
 ) -> None:
     """Recount all statistics with code of its own. Exits 1 unless every value is exactly equal."""
     from routeblock.grouped_schedule.study import study
-    from routeblock.rule_code import code
     from routeblock.timing import validation
 
     # Seals are left to `routeblock verify`: a record that is equal but for its manifest needs no second recount.
@@ -207,7 +196,6 @@ def validate_timings(
         record,
         protocol,
         rule="validate_timings",
-        code=code("validate_timings"),
         sealed=False,
     )
     report(wrong, f"{number} comparisons recounted, all exactly equal")
@@ -227,12 +215,11 @@ def mutate_timings(
     from routeblock.grouped_schedule.edits import ROOM
     from routeblock.grouped_schedule.study import study
     from routeblock.grouped_schedule.verification import recompute
-    from routeblock.rule_code import code
     from routeblock.timing import mutations
 
     again = partial(recompute, threads=threads)
-    made, digest = study(minimum_effect), code("grouped_mutations")
-    entries = mutations.write(out, made, ROOM, record, protocol, declared, again, rule="grouped_mutations", code=digest)
+    made = study(minimum_effect)
+    entries = mutations.write(out, made, ROOM, record, protocol, declared, again, rule="grouped_mutations")
     report(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
 
 
@@ -255,10 +242,7 @@ def grouped_table(
 ) -> None:
     """Write one table of study B as .parquet, .csv and .md."""
     from routeblock.grouped_schedule import tables
-    from routeblock.rule_code import code
-    from routeblock.tables import find
 
-    find(name, tables.TABLES)  # a name without a table has no code either
     tables.write(
         name,
         out,
@@ -270,7 +254,6 @@ def grouped_table(
         mutations_file=mutations,
         others=other or (),
         counters=counters,
-        code=code(f"table_{name}"),
     )
 
 

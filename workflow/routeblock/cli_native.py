@@ -22,9 +22,8 @@ def record_native(out: Out, fixture: FixtureFolder, protocol: ProtocolFile = PRO
     $ROUTEBLOCK_EXTENSION names vLLM's MoE extension.
     """
     from routeblock.route_block.native import record
-    from routeblock.rule_code import code
 
-    record.write(out, fixture, protocol, code=code("record_native"))
+    record.write(out, fixture, protocol)
 
 
 def native_process(
@@ -36,9 +35,8 @@ def native_process(
     """One process of record-native: prepares, prints ready, and works when a line comes on stdin."""
     from routeblock.route_block.native.process import serve
     from routeblock.route_block.runs.cuda import open_cuda_lane
-    from routeblock.rule_code import code
 
-    serve(open_cuda_lane(), fixture, protocol, what, out, code=code("record_native"))
+    serve(open_cuda_lane(), fixture, protocol, what, out)
 
 
 def record_operator(out: Out) -> None:
@@ -47,9 +45,8 @@ def record_operator(out: Out) -> None:
     $ROUTEBLOCK_EXTENSION names vLLM's MoE extension.
     """
     from routeblock.route_block.gpu import operator_record
-    from routeblock.rule_code import code
 
-    operator_record.write(out, code=code("record_operator"))
+    operator_record.write(out)
 
 
 def operator_part(
@@ -71,18 +68,16 @@ def recorded_native(
 ) -> None:
     """Prove a record of native alignment again and test it for a shift by history. Exits 1 if something differs."""
     from routeblock.route_block.native import evidence
-    from routeblock.rule_code import code
 
-    wrong = evidence.write(out, source, fixture, protocol, lane=lane, code=code("recorded_native"))
+    wrong = evidence.write(out, source, fixture, protocol, lane=lane)
     report(wrong, "every plan is legal, and its final output the twin's")
 
 
 def recorded_operator(out: Summary, source: CommittedRecord, lane: Lane = "recorded-h200") -> None:
     """Prove a record of the operator again with the twin. Exits 1 if something differs."""
     from routeblock.route_block.gpu import operator_check
-    from routeblock.rule_code import code
 
-    report(operator_check.write(out, source, lane=lane, code=code("recorded_operator")), "every output is the twin's")
+    report(operator_check.write(out, source, lane=lane), "every output is the twin's")
 
 
 COMMANDS = (record_native, native_process, record_operator, operator_part, recorded_native, recorded_operator)

@@ -19,7 +19,7 @@ from routeblock.installed import versions
 CPU_FLAGS = ("avx", "avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_fp16")
 
 
-def write(folder: Path, pins: Path, *, code: str) -> None:
+def write(folder: Path, pins: Path) -> None:
     """Write `environment.json` and its manifest to `folder`.
 
     `pins` is a requirements file whose packages are named, `code` the code digest for the manifest. Raises `InputError`
@@ -35,7 +35,7 @@ def write(folder: Path, pins: Path, *, code: str) -> None:
         outputs=[out],
         inputs=[pins],
         parameters={},
-        code=code,
+        modules=[__name__],
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import matplotlib as mpl
 import pyarrow as pa
@@ -21,12 +21,12 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from routeblock.declared import Declared
 from routeblock.errors import InputError
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import SUFFIX, seal
 
 Row = dict[str, Any]
-Kind = TypeVar("Kind")
 
 WIDTH = 5.4  # inches: 9 pt are then 9 px at a width of 380 px
 # Dark to light, apart in grey as well: lightness (CIE L*) about 15, 49, 73.
@@ -67,12 +67,58 @@ _RC: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class TableFigure:
-    """A figure of one table: its title (for the files' metadata), the columns that it draws, and how."""
+class Given:
+    """What a figure is made from: documents in the order of its panels, fixture folders, and the table beside."""
+
+    documents: Sequence[Path]
+    fixtures: Sequence[Path] = ()
+    table: Path | None = None
+
+
+@dataclass(frozen=True)
+class Drawn(Declared):
+    """A figure, declared once: its title (for the files' metadata), and words for a reader who does not see it."""
 
     title: str
+    alt: str
+
+    def read(self, given: Given) -> tuple[Callable[[], Figure], list[Path]]:
+        """What draws the figure, and every file it is made from. Raises InputError for what it cannot be made from."""
+        raise NotImplementedError
+
+    def write(self, given: Given, out: Path) -> list[Path]:
+        """Draw it as {name}.svg and {name}.png in `out`, sealed by {name}.manifest.json; returns both files."""
+        draw, used = self.read(given)
+        with look():
+            files = save(draw(), out, self.name, title=self.title)
+        manifest = out / f"{self.name}{SUFFIX}"
+        seal(manifest, rule=f"figure_{self.name}", outputs=files, inputs=used, parameters={}, modules=[self.module])
+        return files
+
+
+@dataclass(frozen=True)
+class TableFigure(Drawn):
+    """A figure of the table of its name: the columns that it draws, and how."""
+
     columns: Sequence[str]
     draw: Callable[[Sequence[Row]], Figure]
+
+    @property
+    def made_by(self) -> Callable[[Sequence[Row]], Figure]:
+        """The function that draws it."""
+        return self.draw
+
+    def read(self, given: Given) -> tuple[Callable[[], Figure], list[Path]]:
+        """From its table's .parquet, the only document."""
+        if len(given.documents) != 1:
+            raise InputError(
+                f"{len(given.documents)} sources",
+                where=f"figure {self.name}",
+                limit="one table",
+                way_out="name its .parquet with --from",
+            )
+        rows = read_table(given.documents[0], self.columns)
+        return lambda: self.draw(rows), list(given.documents)
 
 
 @contextmanager
@@ -186,42 +232,3 @@ def where(row: Mapping[str, Any], among: Sequence[Mapping[str, Any]]) -> str:
     fixture = f", {row['fixture']}" if len({r["fixture"] for r in among}) > 1 else ""
     status = str(row["arithmetic"]).split(",")[0]  # the rest of the sentence is the caption's
     return f"{row['lane']}, {row['point']}, {row['plan_source']} plans{fixture}: {status}"
-
-
-def find(name: str, figures: Mapping[str, Kind]) -> Kind:
-    """What stands under this name; InputError if there is none."""
-    if name not in figures:
-        raise InputError(
-            f"no figure is called {name!r}", where="figures", limit=f"known: {', '.join(figures)}", way_out="name one"
-        )
-    return figures[name]
-
-
-def write(
-    name: str, title: str, draw: Callable[[], Figure], out: Path, *, inputs: Sequence[Path], code: str
-) -> list[Path]:
-    """Draw a figure, write it as {name}.svg and {name}.png to `out`, and seal both by {name}.manifest.json."""
-    with look():
-        files = save(draw(), out, name, title=title)
-    manifest = out / f"{name}{SUFFIX}"
-    seal(manifest, rule=f"figure_{name}", outputs=files, inputs=inputs, parameters={}, code=code)
-    return files
-
-
-def write_from_table(
-    name: str, figures: Mapping[str, TableFigure], sources: Sequence[Path], out: Path, *, code: str
-) -> list[Path]:
-    """Write the figure `name` of `figures` from its table's .parquet, the only one of `sources`.
-
-    Raises InputError for an unknown name, another number of sources, and a table that lacks a column.
-    """
-    figure = find(name, figures)
-    if len(sources) != 1:
-        raise InputError(
-            f"{len(sources)} sources",
-            where=f"figure {name}",
-            limit="one table",
-            way_out="name its .parquet with --from",
-        )
-    rows = read_table(sources[0], figure.columns)
-    return write(name, figure.title, lambda: figure.draw(rows), out, inputs=sources, code=code)

@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tabulate import tabulate
 
-from routeblock.errors import InputError
+from routeblock.declared import Declared
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
 
-Table = TypeVar("Table")
+Row = dict[str, Any]
+Evidence = TypeVar("Evidence")
 _ARROW = {"text": pa.string(), "count": pa.int64(), "number": pa.float64(), "flag": pa.bool_()}
 
 
@@ -28,6 +29,32 @@ class Column:
     name: str
     kind: Literal["text", "count", "number", "flag"] = "text"
     format: str = ""
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of a long table that the report shows at once: those with these values, at most so many."""
+
+    where: tuple[tuple[str, str], ...] = ()
+    rows: int = 12
+
+
+@dataclass(frozen=True)
+class Table(Declared, Generic[Evidence]):
+    """A table of a study, declared once; the docstring of `rows` is its question and caption."""
+
+    rows: Callable[[Evidence], list[Row]]
+    columns: tuple[Column, ...]
+    title: str
+    notes: str = ""
+    share: Share = Share()
+    absent: tuple[str, str] = ("it was not asked for", "make report")
+    """Why a study may lack it, and what makes it."""
+
+    @property
+    def made_by(self) -> Callable[[Evidence], list[Row]]:
+        """The function that gives its rows."""
+        return self.rows
 
 
 def numbers(names: Iterable[str], form: str) -> tuple[Column, ...]:
@@ -70,33 +97,13 @@ def write(
     return [parquet, plain, markdown]
 
 
-def find(name: str, known: Mapping[str, Table]) -> Table:
-    """What stands under this name in a study's tables. Raises InputError if there is none."""
-    if name not in known:
-        raise InputError(
-            f"no table is called {name!r}",
-            where="tables",
-            limit=f"known tables are {', '.join(known)}",
-            way_out="name one of them",
-        )
-    return known[name]
-
-
 def write_sealed(
-    folder: Path,
-    name: str,
-    columns: Sequence[Column],
-    rows: Iterable[Mapping[str, Any]],
-    *,
-    title: str,
-    notes: str,
-    inputs: Iterable[Path],
-    code: str,
+    folder: Path, table: Table[Any], rows: Iterable[Mapping[str, Any]], *, inputs: Iterable[Path], note: str = ""
 ) -> list[Path]:
-    """As `write`, and seal the files by `{name}.manifest.json`."""
-    files = write(folder, name, columns, rows, title=title, notes=notes)
-    manifest = folder / f"{name}.manifest.json"
-    seal(manifest, rule=f"table_{name}", outputs=files, inputs=inputs, parameters={}, code=code)
+    """Write a table of these rows, with `note` after its own notes, and seal it by `{name}.manifest.json`."""
+    files = write(folder, table.name, table.columns, rows, title=table.title, notes=table.notes + note)
+    manifest = folder / f"{table.name}.manifest.json"
+    seal(manifest, rule=f"table_{table.name}", outputs=files, inputs=inputs, parameters={}, modules=[table.module])
     return files
 
 

@@ -12,7 +12,7 @@ rule recorded_alignment:
     log:
         "results/logs/alignment_cost/recorded.log",
     params:
-        code=code("recorded_alignment"),
+        code=code("routeblock.alignment_cost.verification"),
     shell:
         "routeblock recorded-alignment --source $(dirname {input.contents}) --protocol {input.protocol}"
         " --out $(dirname {output.manifest}) 2> {log}"
@@ -29,7 +29,7 @@ rule alignment_statistics:
     log:
         "results/logs/alignment_cost/statistics.log",
     params:
-        code=code("alignment_statistics"),
+        code=code("routeblock.alignment_cost.study", "routeblock.timing.statistics"),
     shell:
         "routeblock alignment-statistics --record $(dirname {input.record[0]}) --protocol {input.protocol}"
         " --out $(dirname {output.statistics}) 2> {log}"
@@ -47,7 +47,7 @@ rule validate_alignment:
     log:
         "results/logs/alignment_cost/validation.log",
     params:
-        code=code("validate_alignment"),
+        code=code("routeblock.alignment_cost.study", "routeblock.timing.validation"),
     shell:
         "routeblock validate-alignment --record $(dirname {input.record[0]}) --protocol {input.protocol}"
         " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
@@ -64,32 +64,10 @@ rule alignment_mutations:
     log:
         "results/logs/alignment_cost/mutations.log",
     params:
-        code=code("alignment_mutations"),
+        code=code(
+            *(f"routeblock.alignment_cost.{name}" for name in ("study", "edits", "verification")),
+            "routeblock.timing.mutations",
+        ),
     shell:
         "routeblock mutate-alignment --record $(dirname {input.record[0]}) --protocol {input.protocol}"
         " --declared {input.declared} --out $(dirname {output.mutations}) > {log} 2>&1"
-
-
-for name in alignment.TABLES:
-
-    rule:
-        name:
-            f"table_{name}"
-        input:
-            record=rules.recorded_alignment.output.record,
-            statistics=rules.alignment_statistics.output.statistics,
-            validation=rules.validate_alignment.output.validation,
-            mutations=[rules.alignment_mutations.output.mutations] if name == "alignment_mutations" else [],
-        output:
-            tables=tables(name, ALIGNMENT_COST),
-            manifest=f"results/tables/{name}.manifest.json",
-        log:
-            f"results/logs/tables/{name}.log",
-        params:
-            code=code(f"table_{name}"),
-            name=name,
-            mutations=lambda w, input: [f"--mutations {path}" for path in input.mutations],
-        shell:
-            "routeblock alignment-table {params.name} --record $(dirname {input.record[0]})"
-            " --statistics {input.statistics} {params.mutations} --validation {input.validation}"
-            " --out $(dirname {output.manifest}) 2> {log}"

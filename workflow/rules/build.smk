@@ -9,6 +9,6 @@ rule build_kernels:
     log:
         "results/logs/build/{arch}.log",
     params:
-        code=code("build_kernels"),
+        code=code("routeblock.cuda.build"),
     shell:
         "routeblock build-kernels --arch {wildcards.arch} --out $(dirname {output.record}) 2> {log}"

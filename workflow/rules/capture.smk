@@ -22,7 +22,7 @@ rule capture:
         gpu_queue=1,
     params:
         routeblock=routeblock,
-        code=code("capture"),
+        code=code("routeblock.route_block.gpu.captures", *CudaLane.modules),
     shell:
         "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} capture --fixture $(dirname {input.spec})"
         " --history {wildcards.history} --out $(dirname {output.capture}) 2> {log}"
@@ -44,6 +44,6 @@ rule captured_plans:
         plan_source="captured",
     params:
         captures=lambda wildcards, input: [f"--from {Path(capture).parent}" for capture in input.captures],
-        code=code("captured_plans"),
+        code=code("routeblock.route_block.gpu.captures"),
     shell:
         "routeblock freeze-plans --fixture $(dirname {input.spec}) {params.captures} --out {output.plans} 2> {log}"

@@ -22,7 +22,7 @@ rule census:
         routeblock=routeblock,
         calls=CONFIG.cuda.census.calls,
         gpu=lambda wildcards: gpu_of(int(wildcards.n), CONFIG.cuda.gpus),
-        code=code("census"),
+        code=code("routeblock.route_block.gpu.census", *CudaLane.modules),
     shell:
         "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} census --fixture $(dirname {input.spec})"
         " --prediction {input.prediction} --history {wildcards.history} --process {wildcards.n}"
@@ -48,7 +48,7 @@ rule unassisted:
         gpu_queue=1,
     params:
         routeblock=routeblock,
-        code=code("unassisted"),
+        code=code("routeblock.route_block.gpu.unassisted", *CudaLane.modules),
     shell:
         "(ROUTEBLOCK_PROBE={input.probe} {params.routeblock} unassisted --fixture $(dirname {input.spec})"
         " --out {output.assisted} && env -u ROUTEBLOCK_PROBE {params.routeblock} unassisted"
@@ -64,7 +64,7 @@ rule census_summary:
     log:
         f"{LANE_LOG}/{{point}}/census.log",
     params:
-        code=code("census_summary"),
+        code=code("routeblock.route_block.gpu.census_summary"),
     shell:
         "routeblock summarize-census $(dirname {output.summary})/census --lane {wildcards.lane}"
         " --out {output.summary} 2> {log}"
@@ -81,7 +81,7 @@ rule probe_control:
     log:
         f"{LANE_LOG}/probe_control_comparison.log",
     params:
-        code=code("probe_comparison"),
+        code=code("routeblock.route_block.gpu.probe_comparison"),
     shell:
         "routeblock compare-unassisted $(dirname {output.comparison})/probe_control --lane {wildcards.lane}"
         " --out {output.comparison} > {log} 2>&1"
@@ -103,7 +103,7 @@ rule agreement:
         lane="cuda|recorded-[a-z0-9]+",
     threads: workflow.cores
     params:
-        code=code("agreement"),
+        code=code("routeblock.route_block.gpu.agreement"),
     shell:
         "routeblock agree --fixture $(dirname {input.spec}) --prediction {input.prediction}"
         " --runs $(dirname {output.agreement}) --lane {wildcards.lane} --out {output.agreement} > {log} 2>&1"
@@ -111,7 +111,7 @@ rule agreement:
 
 rule versions:
     input:
-        results=sorted(Path(EVIDENCE["recorded-h200"], "versions").glob("*.json")),
+        results=versions(),
         contents=f"{EVIDENCE['recorded-h200']}/versions.contents.json",
         golden="fixtures/golden/h200_sha256.json",
     output:
@@ -121,7 +121,7 @@ rule versions:
         "results/logs/versions.log",
     params:
         results=lambda wildcards, input: [f"--from {result}" for result in input.results],
-        code=code("versions"),
+        code=code("routeblock.route_block.gpu.versions"),
     shell:
         "routeblock compare-versions {params.results} --contents {input.contents} --golden $(dirname {input.golden})"
         " --out {output.versions} 2> {log}"

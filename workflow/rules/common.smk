@@ -1,26 +1,26 @@
 import json
 from pathlib import Path
 
+from routeblock.alignment_cost import targets as alignment
+from routeblock.evidence.digest import code_digest as code
 from routeblock.evidence.manifest import SUFFIX
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
-from routeblock.route_block.facts import CELLS, HISTORIES, cells_of, gpu_of, position, predecessor
-from routeblock.route_block.fixtures.fixture import SPEC, TENSOR_FILES
-from routeblock.alignment_cost import targets as alignment
 from routeblock.grouped_schedule import targets as grouped
 from routeblock.q6k_dispatch import targets as fast_paths
-from routeblock.rule_code import FIGURES, checkpoint_arguments, code, prepare, recorded
+from routeblock.route_block.facts import CELLS, HISTORIES, cells_of, gpu_of, position, predecessor
+from routeblock.route_block.fixtures.fixture import SPEC, TENSOR_FILES
+from routeblock.route_block.paths import FIXTURE, LANE, LANE_LOG, POINT, RUN, STUDY, STUDY_LOG
+from routeblock.route_block.runs.cuda import CudaLane
+from routeblock.route_block.targets import EVIDENCE, RECORDED_FIXTURE, StudyA, versions
+from routeblock.rule_code import checkpoint_arguments, prepare
 
 CONFIG = prepare(config, Path("results"))
+STUDY_A = StudyA(CONFIG)
+TABLES = [*STUDY_A.tables(), *alignment.tables(), *grouped.tables(CONFIG), *fast_paths.tables()]
+FIGURES = [*STUDY_A.figures(), *alignment.figures(), *grouped.figures()]
 
-FIXTURE = "results/fixtures/{fixture}"
 FIXTURE_SPEC = f"{FIXTURE}/{SPEC}"
 FIXTURE_TENSORS = [f"{FIXTURE}/{name}" for name in TENSOR_FILES]
-LANE = "results/route_block/{fixture}/{lane}"
-POINT = f"{LANE}/{{point}}"
-LANE_LOG = "results/logs/route_block/{fixture}/{lane}"
-STUDY = "results/route_block/{fixture}/{lane}/{point}/{plan_source}"
-STUDY_LOG = "results/logs/route_block/{fixture}/{lane}/{point}/{plan_source}"
-RUN = f"{STUDY}/{{cell}}/{{history}}/rep{{n}}"
 IDENTITY = "results/identity/{lane}/identity.json"
 
 # How a lane's commands are started: on the lane cuda by an interpreter with torch, from this checkout's package.
@@ -30,7 +30,6 @@ ON_CUDA = (
 )
 # That interpreter is made where it is missing or its pins changed; any other is given.
 MADE_PYTHON, MADE_STAMP = ".venv-cuda/bin/python", ".venv-cuda/stamp"
-PROCESSES = len(CELLS) * len(HISTORIES) * CONFIG.replicates
 
 
 def routeblock(wildcards):
@@ -58,77 +57,25 @@ def plans_option(wildcards, input):
 
 # What config.yaml asks for.
 STUDIES = dict(
-    fixture=[str(CONFIG.fixture.name)],
-    lane=[str(lane) for lane in CONFIG.lanes],
+    fixture=[STUDY_A.fixture],
+    lane=STUDY_A.lanes,
     point=[str(point) for point in CONFIG.points],
     plan_source=[str(source) for source in CONFIG.plan_source],
 )
-
 OWN_GEOMETRY = [name for name in STUDIES["fixture"] if name == "published_geometry"]
-STUDY_ORDER = [(point, source) for point in STUDIES["point"] for source in STUDIES["plan_source"]]
-
-# Committed evidence from a GPU, by lane; a study there has as many replicates as were recorded.
-EVIDENCE = {"recorded-h200": "fixtures/recorded/h200-vllm0.24.0"}
-RECORDED_FIXTURE = "published_geometry"
-RECORDED = {lane: recorded(Path(folder)) for lane, folder in EVIDENCE.items()}
-RUN_HERE = [lane for lane in STUDIES["lane"] if lane not in EVIDENCE]
-ON_GPU = [lane for lane in STUDIES["lane"] if not lane.startswith("twin-")]
-
-# Every study of every lane: here what config.yaml asks for, of recorded lanes all that was recorded, on its own fixture.
-PLACES = [
-    dict(fixture=fixture, lane=lane, point=point, plan_source=source)
-    for fixture in STUDIES["fixture"]
-    for lane in RUN_HERE
-    for point, source in STUDY_ORDER
-]
-PLACES += [
-    dict(zip(("fixture", "lane", "point", "plan_source"), (RECORDED_FIXTURE, lane, *group.split("."))))
-    for lane in STUDIES["lane"]
-    for group, count in RECORDED.get(lane, {}).items()
-    if count
-]
 
 
-CAPTURED = [place for place in PLACES if place["plan_source"] == "captured"]
-
-# How Snakemake's report groups tables and figures.
-STUDY_A, STUDY_B = "Study A: route blocks", "Study B: grouped schedules"
-ALIGNMENT_COST, FAST_PATHS = "Canonical alignment", "Fast paths"
-
-
-def each(patterns, lanes=STUDIES["lane"]):
-    """The file of each study, lane or fixture that a pattern (or each of several) names, once."""
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    places = [place for place in PLACES if place["lane"] in lanes]
-    return list(dict.fromkeys(pattern.format(**place) for pattern in patterns for place in places))
-
-
-def surfaces(**runs):
-    """The tensors of some runs of every study; of recorded runs the records, which stand for them."""
-    return [
-        file
-        for name, lanes in ((TENSORS, RUN_HERE), (RECORD, EVIDENCE))
-        for file in each(expand(f"{RUN}/{name}", allow_missing=True, **runs), lanes)
-    ]
-
-
-def tables(name, study):
-    """The files of a table; Snakemake's report shows the csv under its caption."""
-    caption, labels = f"../report/table_{name}.rst", {"table": name}
-    parquet, plain, markdown = multiext(f"results/tables/{name}", ".parquet", ".csv", ".md")
-    return [parquet, report(plain, caption=caption, category=study, subcategory="Tables", labels=labels), markdown]
-
-
-def figures(name, study):
-    """The files of a figure; Snakemake's report shows the svg under its caption."""
-    caption, labels = f"../report/figure_{name}.rst", {"figure": name}
-    drawn, pixels = multiext(f"results/figures/{name}", ".svg", ".png")
-    return [report(drawn, caption=caption, category=study, subcategory="Figures", labels=labels), pixels]
+def in_report(target, kind, *suffixes, shown):
+    """The files of a table or figure; Snakemake's report shows one of them under its caption."""
+    what = kind.lower().removesuffix("s")
+    caption, labels = f"../report/{what}_{target.name}.rst", {what: target.name}
+    shelf = dict(caption=caption, category=target.category, subcategory=kind, labels=labels)
+    files = {suffix: f"results/{kind.lower()}/{target.name}{suffix}" for suffix in suffixes}
+    return [report(file, **shelf) if suffix == shown else file for suffix, file in files.items()]
 
 
 def replicates(wildcards):
-    groups = RECORDED.get(wildcards.lane)
-    return CONFIG.replicates if groups is None else groups.get(f"{wildcards.point}.{wildcards.plan_source}", 1)
+    return STUDY_A.replicates(wildcards)
 
 
 def cells(study):
@@ -159,11 +106,7 @@ def all_runs(wildcards):
 
 def runs_on_gpu(_):
     """The record of every run that config.yaml asks this machine's GPU for."""
-    places = [
-        dict(fixture=fixture, lane="cuda", point=point, plan_source=source)
-        for fixture in STUDIES["fixture"]
-        for point, source in STUDY_ORDER
-    ]
+    places = (dict(fixture=STUDY_A.fixture, lane="cuda", point=p, plan_source=source) for p, source in STUDY_A.order)
     return [run for place in places for run in runs_of(place, RECORD, CONFIG.replicates)]
 
 
@@ -178,11 +121,7 @@ def after(wildcards, input):
 
 
 def start_order(wildcards):
-    """Higher for what starts earlier: study by study, in each the GPUs in turn, on each GPU the order of the study."""
-    study = STUDY_ORDER.index((wildcards.point, wildcards.plan_source))
-    gpus, n, one = CONFIG.cuda.gpus, int(wildcards.n), PROCESSES // CONFIG.replicates
-    before = (n - 1) // gpus * one + position(wildcards.cell, wildcards.history, n) % one
-    return (len(STUDY_ORDER) - study) * (PROCESSES + one) * gpus - (before * gpus + gpu_of(n, gpus))
+    return STUDY_A.start_order(wildcards, wildcards.cell, wildcards.history, int(wildcards.n))
 
 
 def processes(wildcards):
@@ -193,16 +132,7 @@ def processes(wildcards):
     return expand(f"{POINT}/census/{{history}}/process{{n}}.json", history=HISTORIES, n=numbers, **wildcards)
 
 
-def named(prefix):
-    """What the rules defined so far are called after this prefix: `table_` gives the tables."""
-    return [r.name.removeprefix(prefix) for r in workflow.rules if r.name.startswith(prefix)]
-
-
 def reported():
     """The tables of the report. The prediction's takes minutes: it is in the report once it was asked for."""
-    return [n for n in named("table_") if n != "prediction" or Path("results/tables/prediction.manifest.json").exists()]
-
-
-def seals_of(sources):
-    """The manifest of each document."""
-    return [str(Path(source).with_suffix(SUFFIX)) for source in sources]
+    asked = Path("results/tables/prediction.manifest.json").exists()
+    return [target for target in TABLES if target.name != "prediction" or asked]

@@ -22,7 +22,7 @@ rule confirmation:
     resources:
         gpu=lambda w: int(w.lane == "cuda"),
     params:
-        code=code("confirmation"),
+        code=code("routeblock.grouped_schedule.lanes"),
         window=lambda w: grouped.window(CONFIG, w.lane, w.device, "confirmation"),
         out=subpath(output[0], parent=True),
         cubin=lambda w, input: [f"--cubin {path}" for path in input.cubin],

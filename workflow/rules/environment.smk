@@ -10,7 +10,7 @@ rule environment:
     log:
         "results/logs/environment.log",
     params:
-        code=code("environment"),
+        code=code("routeblock.environment"),
     shell:
         "routeblock environment --out $(dirname {output.record}) --pins {input.pins} 2> {log}"
 

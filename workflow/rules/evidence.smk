@@ -16,7 +16,7 @@ rule gpu_evidence:
 
 # Committed evidence as run folders again, bit for bit; from there on the rules are those of every lane. Of a run its record
 # stands for the other files, whose digests it has, and no wildcard is left: most of a dry run's time went into these files.
-for lane, groups in RECORDED.items():
+for lane, groups in STUDY_A.recorded.items():
     for group, count in groups.items():
         kind, _, source = group.partition(".")
         home = Path(LANE.format(fixture=RECORDED_FIXTURE, lane=lane), *group.split("."))
@@ -46,7 +46,7 @@ for lane, groups in RECORDED.items():
             params:
                 group=group,
                 out=subpath(output[0], parent=True),
-                code=code("restore_evidence"),
+                code=code("routeblock.route_block.runs.recorded"),
             shell:
                 "routeblock restore-evidence --fixture $(dirname {input.spec}) --evidence $(dirname {input.evidence[0]})"
                 " --group {params.group} --out {params.out} 2> {log}"

@@ -10,7 +10,7 @@ rule fixture:
         "results/logs/fixture/published_geometry.log",
     params:
         seed=CONFIG.fixture.seed,
-        code=code("fixture"),
+        code=code("routeblock.route_block.fixtures.make"),
     shell:
         "routeblock fixture --name published_geometry --seed {params.seed} --out $(dirname {output.spec}) 2> {log}"
 
@@ -29,7 +29,7 @@ checkpoint checkpoint_fixture:
     params:
         path=CONFIG.checkpoint.path,
         arguments=checkpoint_arguments(CONFIG),
-        code=code("checkpoint_fixture"),
+        code=code("routeblock.route_block.fixtures.from_checkpoint"),
     shell:
         "routeblock checkpoint-fixture {params.path:q} --manifest {input.files} --out $(dirname {output.spec})"
         " {params.arguments} 2> {log}"

@@ -13,7 +13,7 @@ rule manifest:
         path=CONFIG.checkpoint.path,
         revision=["--revision", CONFIG.checkpoint.revision] if CONFIG.checkpoint.revision else [],
         layer=CONFIG.checkpoint.layer,
-        code=code("manifest"),
+        code=code("routeblock.checkpoint.manifest"),
     shell:
         "routeblock manifest {params.path:q} --out $(dirname {output.files}) --layer {params.layer}"
         " {params.revision:q} 2> {log}"

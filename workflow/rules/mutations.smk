@@ -18,7 +18,7 @@ rule mutations:
     params:
         plans=plans_option,
         replicates=replicates,
-        code=code("mutations"),
+        code=code("routeblock.route_block.scorer.mutations"),
     shell:
         "routeblock mutate --fixture $(dirname {input.spec}) --prediction {input.prediction} --identity {input.identity} {params.plans}"
         " --runs $(dirname {output.mutations}) --lane {wildcards.lane} --replicates {params.replicates} --declared {input.declared}"

@@ -18,7 +18,7 @@ rule recorded_native:
         "results/logs/native/native.log",
     threads: workflow.cores
     params:
-        code=code("recorded_native"),
+        code=code("routeblock.route_block.native.evidence"),
     shell:
         "routeblock recorded-native --source $(dirname {input.record[0]}) --fixture $(dirname {input.spec})"
         " --protocol {input.protocol} --out {output.summary} > {log} 2>&1"
@@ -35,6 +35,6 @@ rule recorded_operator:
         "results/logs/native/operator.log",
     threads: workflow.cores
     params:
-        code=code("recorded_operator"),
+        code=code("routeblock.route_block.gpu.operator_check"),
     shell:
         "routeblock recorded-operator --source $(dirname {input.record[0]}) --out {output.summary} > {log} 2>&1"

@@ -12,7 +12,7 @@ rule recorded_dispatch:
     log:
         "results/logs/q6k_dispatch/recorded.log",
     params:
-        code=code("recorded_dispatch"),
+        code=code("routeblock.q6k_dispatch.verification"),
     shell:
         "routeblock recorded-dispatch --source $(dirname {input.contents}) --protocol {input.protocol}"
         " --out $(dirname {output.manifest}) 2> {log}"
@@ -29,7 +29,7 @@ rule dispatch_statistics:
     log:
         "results/logs/q6k_dispatch/statistics.log",
     params:
-        code=code("dispatch_statistics"),
+        code=code("routeblock.q6k_dispatch.study", "routeblock.timing.statistics"),
     shell:
         "routeblock dispatch-statistics --record $(dirname {input.record[0]}) --protocol {input.protocol}"
         " --out $(dirname {output.statistics}) 2> {log}"
@@ -47,7 +47,7 @@ rule validate_dispatch:
     log:
         "results/logs/q6k_dispatch/validation.log",
     params:
-        code=code("validate_dispatch"),
+        code=code("routeblock.q6k_dispatch.study", "routeblock.timing.validation"),
     shell:
         "routeblock validate-dispatch --record $(dirname {input.record[0]}) --protocol {input.protocol}"
         " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
@@ -64,33 +64,10 @@ rule dispatch_mutations:
     log:
         "results/logs/q6k_dispatch/mutations.log",
     params:
-        code=code("dispatch_mutations"),
+        code=code(
+            *(f"routeblock.q6k_dispatch.{name}" for name in ("study", "edits", "verification")),
+            "routeblock.timing.mutations",
+        ),
     shell:
         "routeblock mutate-dispatch --record $(dirname {input.record[0]}) --protocol {input.protocol}"
         " --declared {input.declared} --out $(dirname {output.mutations}) > {log} 2>&1"
-
-
-for name in fast_paths.TABLES:
-
-    rule:
-        name:
-            f"table_{name}"
-        input:
-            protocol=fast_paths.PROTOCOL,
-            record=rules.recorded_dispatch.output.record,
-            statistics=rules.dispatch_statistics.output.statistics,
-            validation=rules.validate_dispatch.output.validation,
-            mutations=[rules.dispatch_mutations.output.mutations] if name == "dispatch_mutations" else [],
-        output:
-            tables=tables(name, FAST_PATHS),
-            manifest=f"results/tables/{name}.manifest.json",
-        log:
-            f"results/logs/tables/{name}.log",
-        params:
-            code=code(f"table_{name}"),
-            name=name,
-            mutations=lambda w, input: [f"--mutations {path}" for path in input.mutations],
-        shell:
-            "routeblock dispatch-table {params.name} --record $(dirname {input.record[0]})"
-            " --statistics {input.statistics} --validation {input.validation} {params.mutations}"
-            " --protocol {input.protocol} --out $(dirname {output.manifest}) 2> {log}"

@@ -16,7 +16,7 @@ rule prediction:
         plan_source="stored",
     params:
         routeblock=routeblock,
-        code=code("prediction"),
+        code=code("routeblock.route_block.prediction.freeze"),
     shell:
         "{params.routeblock} predict --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
@@ -40,7 +40,7 @@ checkpoint captured_prediction:
         plan_source="captured",
     params:
         routeblock=routeblock,
-        code=code("prediction"),
+        code=code("routeblock.route_block.prediction.freeze"),
     shell:
         "{params.routeblock} predict --plans {input.plans} --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
@@ -61,7 +61,7 @@ rule superseded_prediction:
         plan_source="stored",
     params:
         routeblock=routeblock,
-        code=code("prediction"),
+        code=code("routeblock.route_block.prediction.freeze"),
     shell:
         "{params.routeblock} predict --superseded --fixture $(dirname {input.spec}) --lane {wildcards.lane}"
         " --point {wildcards.point} --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
@@ -78,7 +78,7 @@ rule control:
     log:
         f"{STUDY_LOG}/control.log",
     params:
-        code=code("control"),
+        code=code("routeblock.route_block.runs.negative_control"),
     shell:
         "routeblock control --fixture $(dirname {input.spec}) --prediction {input.prediction} --lane {wildcards.lane}"
         " --out {output.control} 2> {log}"

@@ -8,6 +8,6 @@ rule probe:
     log:
         "results/logs/probe.log",
     params:
-        code=code("probe"),
+        code=code("routeblock.cuda.grid_probe"),
     shell:
         "routeblock build-probe {output.probe} 2> {log}"

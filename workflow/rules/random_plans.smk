@@ -1,7 +1,5 @@
 # Random legal plans against the prediction: a target of its own (`make prediction`), not part of the study.
 
-RANDOM_PLANS = [f"results/random_plans/{CONFIG.fixture.name}/twin-hopper.json"]
-
 
 rule random_plans:
     input:
@@ -17,6 +15,6 @@ rule random_plans:
         plans=200,
         grids="246,200,528",
         seed=1,
-        code=code("random_plans"),
+        code=code("routeblock.route_block.prediction.random_plans"),
     shell:
         "routeblock random-plans --fixture $(dirname {input.spec}) --lane {wildcards.lane} --plans {params.plans} --grids {params.grids} --seed {params.seed} --out {output.plans} > {log} 2>&1"

@@ -26,7 +26,7 @@ rule other_recorded:
     # No param: how many threads verify it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
-        code=code("recorded"),
+        code=code("routeblock.grouped_schedule.verification"),
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
     shell:
@@ -49,7 +49,7 @@ rule other_statistics:
     wildcard_constraints:
         recording="|".join(grouped.RECORDINGS),
     params:
-        code=code("statistics"),
+        code=code("routeblock.grouped_schedule.statistics"),
         records=lambda w: [f"--record {folder}" for folder in grouped.other_records([w.recording])],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
@@ -73,7 +73,7 @@ rule other_validation:
     wildcard_constraints:
         recording="|".join(grouped.RECORDINGS),
     params:
-        code=code("validate_timings"),
+        code=code("routeblock.grouped_schedule.study", "routeblock.timing.validation"),
         records=lambda w: [f"--record {folder}" for folder in grouped.other_records([w.recording])],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:

@@ -5,14 +5,14 @@ rule report:
     input:
         config="config.yaml",
         environment=rules.environment.output,
-        tables=[f"results/tables/{n}.{s}" for n in reported() for s in ("parquet", "csv", "md", "manifest.json")],
-        figures=[f"results/figures/{n}.{s}" for n in named("figure_") for s in ("svg", "png", "manifest.json")],
-        captions=[f"workflow/report/table_{n}.rst" for n in reported()]
-        + [f"workflow/report/figure_{n}.rst" for n in named("figure_")],
+        tables=[f"results/tables/{t.name}.{s}" for t in reported() for s in ("parquet", "csv", "md", "manifest.json")],
+        figures=[f"results/figures/{t.name}.{s}" for t in FIGURES for s in ("svg", "png", "manifest.json")],
+        captions=[f"workflow/report/table_{t.name}.rst" for t in reported()]
+        + [f"workflow/report/figure_{t.name}.rst" for t in FIGURES],
         # The page prints the digests of manifests: one that changes while what it seals does not makes another page.
         seals=[
-            *(seal for name in reported() for seal in seals_of(TABLE_SOURCES.get(name, []))),
-            *each(f"{STUDY}/prediction.manifest.json"),
+            *(seal for target in reported() for seal in target.seals),
+            *STUDY_A.each(f"{STUDY}/prediction.manifest.json"),
             rules.golden.output.manifest,
             *grouped.record_seals(CONFIG),
             rules.statistics.output.manifest,
@@ -29,9 +29,9 @@ rule report:
     log:
         "results/logs/report.log",
     params:
-        tables=[f"--table {n}" for n in reported()],
-        figures=[f"--figure {n}" for n in named("figure_")],
-        code=code("report"),
+        tables=[f"--table {t.name}" for t in reported()],
+        figures=[f"--figure {t.name}" for t in FIGURES],
+        code=code("routeblock.report.page"),
     shell:
         "routeblock report --config {input.config} --captions workflow/report {params.tables} {params.figures}"
         " --out $(dirname {output.report}) > {log} 2>&1"

@@ -13,7 +13,7 @@ rule golden:
     priority: 1000
     threads: workflow.cores
     params:
-        code=code("golden"),
+        code=code("routeblock.twin.self_test"),
     shell:
         "routeblock check-twin --golden {input.golden} --out {output.check} 2> {log}"
 
@@ -29,7 +29,9 @@ rule identity:
     wildcard_constraints:
         lane="twin-[a-z]+",
     params:
-        code=code("identity"),
+        code=code(
+            *(f"routeblock.route_block.runs.{name}" for name in ("identity", "run", "twin")),
+        ),
     shell:
         "routeblock freeze-identity --lane {wildcards.lane} --out {output.identity} 2> {log}"
 
@@ -50,7 +52,7 @@ rule identity_cuda:
         gpu_queue=1,
     params:
         routeblock=routeblock,
-        code=code("identity_cuda"),
+        code=code("routeblock.route_block.runs.identity", "routeblock.route_block.runs.run", *CudaLane.modules),
     shell:
         "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} freeze-identity --lane {wildcards.lane} --out {output.identity} 2> {log}"
 
@@ -73,7 +75,7 @@ rule run:
     # The order of the study, as far as free cores allow: replicate-major, the history order alternates.
     priority: lambda wildcards: -position(wildcards.cell, wildcards.history, int(wildcards.n))
     params:
-        code=code("run"),
+        code=code("routeblock.route_block.runs.run", "routeblock.route_block.runs.twin"),
     shell:
         "routeblock run --fixture $(dirname {input.spec}) --prediction {input.prediction} --identity {input.identity} --lane {wildcards.lane}"
         " --cell {wildcards.cell} --history {wildcards.history} --replicate {wildcards.n} --out $(dirname {output.record}) 2> {log}"
@@ -108,7 +110,7 @@ rule run_cuda:
         plans=plans_option,
         gpu=lambda wildcards: gpu_of(int(wildcards.n), CONFIG.cuda.gpus),
         after=after,
-        code=code("run_cuda"),
+        code=code("routeblock.route_block.runs.run", *CudaLane.modules),
     shell:
         "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} run --fixture $(dirname {input.spec})"
         " --prediction {input.prediction} --identity {input.identity} {params.plans} --lane {wildcards.lane} --cell {wildcards.cell}"

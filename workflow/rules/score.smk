@@ -19,7 +19,7 @@ rule score:
     params:
         plans=plans_option,
         replicates=replicates,
-        code=code("score"),
+        code=code("routeblock.route_block.scorer.score"),
     shell:
         "routeblock score --fixture $(dirname {input.spec}) --prediction {input.prediction} --identity {input.identity} {params.plans}"
         " --runs $(dirname {output.score}) --lane {wildcards.lane} --replicates {params.replicates}"

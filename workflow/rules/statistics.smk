@@ -12,7 +12,7 @@ rule statistics:
     log:
         "results/logs/grouped_schedule/statistics.log",
     params:
-        code=code("statistics"),
+        code=code("routeblock.grouped_schedule.statistics"),
         records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
@@ -32,7 +32,7 @@ rule validate_timings:
     log:
         "results/logs/grouped_schedule/validation.log",
     params:
-        code=code("validate_timings"),
+        code=code("routeblock.grouped_schedule.study", "routeblock.timing.validation"),
         records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
@@ -53,45 +53,15 @@ rule grouped_mutations:
     # No param: how many threads verify it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
-        code=code("grouped_mutations"),
+        code=code(
+            *(f"routeblock.grouped_schedule.{name}" for name in ("study", "edits", "verification")),
+            "routeblock.timing.mutations",
+        ),
         records=[f"--record {folder}" for folder in grouped.edited(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
         "routeblock mutate-timings {params.records} --protocol {input.protocol} --declared {input.declared}"
         " --minimum-effect {params.minimum_effect} --threads {threads} --out $(dirname {output.mutations}) > {log} 2>&1"
-
-
-for name in grouped.TABLES:
-
-    rule:
-        name:
-            f"table_{name}"
-        input:
-            published="fixtures/published/grouped_schedule.json",
-            sanitizers=grouped.sanitizers(CONFIG),
-            records=grouped.record_files(CONFIG),
-            statistics=rules.statistics.output.statistics,
-            validation=rules.validate_timings.output.validation,
-            mutations=[rules.grouped_mutations.output.mutations] if name == "grouped_mutations" else [],
-            others=grouped.other_files(CONFIG),
-            counters=grouped.counter_files(CONFIG),
-        output:
-            tables=tables(name, STUDY_B),
-            manifest=f"results/tables/{name}.manifest.json",
-        log:
-            f"results/logs/tables/{name}.log",
-        params:
-            code=code(f"table_{name}"),
-            name=name,
-            records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
-            sanitizers=[f"--sanitizer {path}" for path in grouped.sanitizers(CONFIG)],
-            mutations=lambda w, input: [f"--mutations {path}" for path in input.mutations],
-            others=[f"--other {grouped.RESULTS}/{lane}" for lane in grouped.others(CONFIG)],
-            counters=[f"--counters {grouped.COUNTERS}" for _ in grouped.counter_files(CONFIG)[:1]],
-        shell:
-            "routeblock grouped-table {params.name} {params.records} {params.sanitizers} {params.mutations}"
-            " {params.others} {params.counters} --statistics {input.statistics}"
-            " --validation {input.validation} --published {input.published} --out $(dirname {output.manifest}) 2> {log}"
 
 
 rule bundle:
@@ -113,7 +83,7 @@ rule bundle:
     log:
         "results/logs/bundle.log",
     params:
-        code=code("bundle"),
+        code=code("routeblock.grouped_schedule.bundle"),
         sources=[f"--source {path}" for path in grouped.bundled(CONFIG)],
     shell:
         "routeblock grouped-bundle {params.sources} --readme {input.readme} --out $(dirname {output.archive}) 2> {log}"

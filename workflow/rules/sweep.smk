@@ -23,7 +23,7 @@ rule sweep:
     resources:
         gpu=lambda w: int(w.lane == "cuda"),
     params:
-        code=code("sweep"),
+        code=code("routeblock.grouped_schedule.lanes"),
         window=lambda w: grouped.window(CONFIG, w.lane, w.device, "sweep"),
         out=subpath(output[0], parent=True),
         cubin=lambda w, input: [f"--cubin {path}" for path in input.cubin],
@@ -52,7 +52,7 @@ rule beyond:
     resources:
         gpu=1,
     params:
-        code=code("beyond"),
+        code=code("routeblock.grouped_schedule.lanes"),
         window=lambda w: grouped.window(CONFIG, "cuda", w.device, "beyond"),
         out=subpath(output[0], parent=True),
     shell:
@@ -72,7 +72,7 @@ rule sanitizer:
     resources:
         gpu=1,
     params:
-        code=code("sanitizer"),
+        code=code("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.sanitizer_cases"),
     shell:
         "routeblock sanitize --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
         " --out $(dirname {output.report}) 2> {log}"
@@ -98,7 +98,7 @@ rule recorded:
     # No param: how many threads prove it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
-        code=code("recorded"),
+        code=code("routeblock.grouped_schedule.verification"),
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
     shell:
@@ -122,7 +122,7 @@ if grouped.recorded_documents():
         log:
             "results/logs/grouped_schedule/recorded-h200/documents.log",
         params:
-            code=code("recorded_documents"),
+            code=code("routeblock.grouped_schedule.documents"),
             source=subpath(input.contents, parent=True),
             out=subpath(output.manifest, parent=True),
         shell:

@@ -1,48 +1,22 @@
-# Study A's tables, each over all lanes and points of config.yaml.
+# Every table, from its declaration (tables.py of its study): one rule each, named `table_` and its name.
 
-SCORES = each(f"{STUDY}/score.json")
-TABLE_SOURCES = {
-    "geometry": each(FIXTURE_SPEC),
-    "trajectories": SCORES,
-    "relations": SCORES,
-    "studies": SCORES,
-    "differences": SCORES,
-    "mutations": each(f"{STUDY}/mutations.json"),
-    "prediction": RANDOM_PLANS,
-}
-# What only a GPU fills, from this machine's or from evidence.
-if ON_GPU:
-    TABLE_SOURCES |= {
-        "agreement": each(rules.agreement.output.agreement, ON_GPU),
-        "census": each(rules.census_summary.output.summary, ON_GPU),
-        "probe_control": each(rules.probe_control.output.comparison, ON_GPU),
-    }
-if "recorded-h200" in STUDIES["lane"]:
-    TABLE_SOURCES |= {
-        "history": [rules.recorded_native.output.summary],
-        "repetition": [rules.recorded_native.output.summary],
-        "operator": [rules.recorded_operator.output.summary],
-    }
-if rules.versions.input.results:
-    TABLE_SOURCES["versions"] = [rules.versions.output.versions]
 
-for name, sources in TABLE_SOURCES.items():
+for target in TABLES:
 
     rule:
         name:
-            f"table_{name}"
+            f"table_{target.name}"
         input:
-            sources=sources,
-            published="fixtures/published/route_block.json",
+            target.inputs,
         output:
-            tables=tables(name, STUDY_A),
-            manifest=f"results/tables/{name}.manifest.json",
+            tables=in_report(target, "Tables", ".parquet", ".csv", ".md", shown=".csv"),
+            manifest=f"results/tables/{target.name}.manifest.json",
         log:
-            f"results/logs/tables/{name}.log",
+            f"results/logs/tables/{target.name}.log",
         params:
-            name=name,
-            sources=[f"--from {source}" for source in sources],
-            code=code(f"table_{name}"),
+            command=target.command,
+            name=target.name,
+            arguments=target.arguments,
+            code=code(target.module),
         shell:
-            "routeblock table {params.name} {params.sources} --published {input.published}"
-            " --out $(dirname {output.manifest}) 2> {log}"
+            "routeblock {params.command} {params.name} {params.arguments} --out results/tables 2> {log}"

@@ -19,7 +19,7 @@ from typing import Any
 PACKAGE = "routeblock"
 edges: set[tuple[str, str, bool]] = set()  # importer, imported, at the top of the importer
 read: set[str] = set()
-rules: set[str] = set()  # whose code digest was asked for
+rules: dict[str, list[str]] = {}  # what was sealed, by which modules
 real_import, real_import_module = builtins.__import__, importlib.import_module
 
 
@@ -41,19 +41,19 @@ def noted_import(name: str, globals: Any = None, locals: Any = None, fromlist: A
     note(frame, whole)
     for item in fromlist or ():
         note(frame, f"{whole}.{item}")
-    if whole == f"{PACKAGE}.workflow" and "code" in (fromlist or ()):
-        note_rules(module)
+    if whole == f"{PACKAGE}.evidence.manifest" and "seal" in (fromlist or ()) and not hasattr(module, "traced"):
+        note_seals(module)
     return module
 
 
-def note_rules(module: Any) -> None:
-    real_code = module.code
+def note_seals(module: Any) -> None:
+    real_seal, module.traced = module.seal, True
 
-    def code(rule: str) -> Any:
-        rules.add(rule)
-        return real_code(rule)
+    def seal(path: Path, *, rule: str, modules: Any, **others: Any) -> None:
+        rules[rule] = list(modules)
+        real_seal(path, rule=rule, modules=modules, **others)
 
-    module.code = code
+    module.seal = seal
 
 
 def noted_import_module(name: str, package: str | None = None) -> Any:
@@ -70,8 +70,8 @@ def audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def write() -> None:
-    if len(rules) == 1:  # a command; the workflow itself asks for all
-        trace = {"rules": sorted(rules), "edges": sorted(edges), "read": sorted(read)}
+    for rule, modules in rules.items():  # a command seals for one rule
+        trace = {"rule": rule, "modules": modules, "edges": sorted(edges), "read": sorted(read)}
         Path(os.environ["TRACE"], f"{os.getpid()}.json").write_text(json.dumps(trace))
 
 

@@ -88,6 +88,7 @@ FURTHER: Mapping[str, Edit] = {
 }
 
 ROOM = Room(
+    module=__name__,
     soft=("stream", "host"),
     hard=("graph",),
     soft_reason="late",

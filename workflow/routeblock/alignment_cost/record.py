@@ -31,6 +31,8 @@ from routeblock.timing.loop import run as measure
 
 EXACT, SANITIZER = "exactness.json", "sanitizer.json"
 SANITIZER_CASES = "routeblock.alignment_cost.sanitizer_cases"
+# Whose code records: with the kernels that are compiled for it.
+MODULES = (__name__, SANITIZER_CASES, "routeblock.cuda.align_kernels")
 CACHE_BYTES = str(4 << 30)  # of compiled kernels: the default is smaller than the extension
 
 
@@ -83,9 +85,7 @@ def _beside(out: Path) -> threading.Thread:
     return thread
 
 
-def write(
-    out: Path, protocol_path: Path, *, seconds: float, code: str, progress: Callable[[str], None] = print
-) -> list[str]:
+def write(out: Path, protocol_path: Path, *, seconds: float, progress: Callable[[str], None] = print) -> list[str]:
     """Record into the folder `out` and pack it; returns what does not hold, one line each.
 
     No point is begun after `seconds` seconds. $ROUTEBLOCK_EXTENSION names the extension; default: an installed vllm.
@@ -117,7 +117,7 @@ def write(
     finally:  # what was measured before an error stays
         run = _run(gpu, extension, protocol, measured) | {"seconds": round(time.monotonic() - began, 1)}
         STUDY.write(out, [STUDY.table.batch(row) for row in measured.rows], {"run": run})
-        STUDY.seal(out, "record_alignment", protocol_path, code)
+        STUDY.seal(out, "record_alignment", protocol_path, MODULES)
     return list(map(str, findings(STUDY, STUDY.read(out), protocol)))
 
 

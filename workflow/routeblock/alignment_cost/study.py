@@ -168,6 +168,7 @@ def counted(row: Row) -> str:
 
 STUDY: Study = Study(
     name="alignment_cost",
+    module=__name__,
     table=TABLE,
     documents=("run", "exactness", "sanitizer"),
     key=KEY,

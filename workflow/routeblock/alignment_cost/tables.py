@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,15 @@ from typing import Any
 from routeblock import tables
 from routeblock.alignment_cost.protocol import Arm
 from routeblock.alignment_cost.study import STUDY
+from routeblock.declared import by_name, find
 from routeblock.errors import InputError
-from routeblock.tables import Column, numbers
-from routeblock.timing import mutations as edited
+from routeblock.tables import Column, Row, Share, Table, numbers
+from routeblock.timing import edits_table as edited
 from routeblock.timing import statistics
 from routeblock.timing.record import Record, usable
 from routeblock.timing.statistics import Comparison
 from routeblock.timing.validation import must_agree
 
-Row = dict[str, Any]
 _GROUP = ("campaign", "experts", "top_k", "mode")
 _EXACT = ("random", "edges", "larger", "refused", "repeated")
 _SHAPE = ("campaign", "role", "experts", "top_k", "tokens", "block_size", "mode")
@@ -39,7 +39,13 @@ def _ratio(change: float | None) -> float | None:
 
 
 def cost(given: Evidence) -> list[Row]:
-    """Each point and clock once: times, ratio, verdict, the A/A floor, torch.sort beside, growth over the least M."""
+    """What does canonical alignment cost?
+
+    Canonical alignment against native at every operating point and clock: times, ``ratio`` with interval, verdict,
+    A/A floor, growth over the smallest M, ``torch.sort`` beside. *non-inferior*: the whole interval lies below 1
+    plus the margin; *inferior*: above; *undecided*: neither. Clock ``host`` has no verdict. **Recorded** on an
+    H200.
+    """
     sorts = {_at(c): c for c in given.comparisons if c.arm == Arm.SORT}
     least: dict[tuple[Any, ...], Comparison] = {}
     rows = []
@@ -66,7 +72,12 @@ def _growth(now: float | None, first: float | None) -> float | None:
 
 
 def checks(given: Evidence) -> list[Row]:
-    """Bits, refusals, repeated calls, the sanitizer, plans at the timed points, batches, and the rival mode."""
+    """Is canonical alignment exact, and what was checked beside its times?
+
+    What was checked before and beside timing: bits against the CPU reference, refusals, repeated calls, sanitizer
+    tools, batches, and whether the build has the rival full-K mode. **Recorded** on an H200; routings and plans are
+    computed again here.
+    """
     exact, run = given.found.documents["exactness"], given.found.run
     if lacks := [name for name in _EXACT if name not in exact]:
         raise InputError(
@@ -112,7 +123,12 @@ def _read_from(rival: Row) -> str:
 
 
 def mutations(given: Evidence) -> list[Row]:
-    """Each edited copy, and why it is refused."""
+    """Is an edited record of the cost refused, for the declared reason?
+
+    Edits of the cost's record, declared beforehand with the reasons for which each is to be refused, tried on
+    copies of the **recorded** evidence: which check refused each, for which reasons, and whether the unchanged copy
+    was accepted. Digests are left aside, since a forger writes them anew.
+    """
     return edited.table(given.edits)
 
 
@@ -120,9 +136,9 @@ def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
     return {"check": check, "cases": cases, "outcome": outcome, "detail": detail}
 
 
-Maker = Callable[[Evidence], list[Row]]
-TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
-    "alignment_cost": (
+TABLES = by_name(
+    Table(
+        "alignment_cost",
         cost,
         (
             Column("campaign"),
@@ -150,8 +166,10 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "that of the smallest M. graph: replay of one graph. stream: one by one into a full queue, the device's clock. "
         "host: the same calls on the host's clock, no verdict: here canonical calls cost more, because they are "
         "enqueued from Python.",
+        share=Share((("role", "bound"), ("mode", "graph")), 32),
     ),
-    "alignment_checks": (
+    Table(
+        "alignment_checks",
         checks,
         (Column("check"), Column("cases", "count"), Column("outcome"), Column("detail")),
         "Canonical alignment: what was checked on the GPU",
@@ -159,35 +177,28 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "not fill the queue in time; timed again. Sanitizer tools ran over all variants at hostile sizes. full_k: the "
         "batch-invariant mode of the packed GEMM, the rival cure.",
     ),
-    "alignment_mutations": (
+    Table(
+        "alignment_mutations",
         mutations,
         edited.COLUMNS,
         "Edited copies of the record, and why each is refused",
         edited.NOTES,
     ),
-}
+)
 
 
 def write(
-    name: str,
-    out: Path,
-    statistics_file: Path,
-    folder: Path,
-    validation: Path,
-    *,
-    mutations_file: Path | None = None,
-    code: str,
+    name: str, out: Path, statistics_file: Path, folder: Path, validation: Path, mutations_file: Path | None = None
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
-    maker, columns, title, notes = tables.find(name, TABLES)
+    table = find(name, TABLES, "table")
     must_agree(validation)
     edits = edited.read(mutations_file) if mutations_file else []
     given = Evidence(statistics.read(statistics_file), STUDY.read(folder), edits)
     with usable(folder):
-        rows = maker(given)
+        rows = table.rows(given)
     inputs = [statistics_file, *([mutations_file] if mutations_file else []), validation]
-    inputs += [folder / f for f in STUDY.files]
-    return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)
+    return tables.write_sealed(out, table, rows, inputs=[*inputs, *(folder / f for f in STUDY.files)])

@@ -178,7 +178,7 @@ def check_shards(folder: Folder) -> None:
         read_header(folder.path(name, way_out="download the shard"), name)
 
 
-def seal_manifest(path: Path, out: Path, revision: str | None, layer: int | None, *, code: str) -> None:
+def seal_manifest(path: Path, out: Path, revision: str | None, layer: int | None) -> None:
     """Make and seal the manifest of the checkpoint at `path`.
 
     Raises InputError as `open_folder` and `hash_files` do, and, before anything is hashed, for a shard that is missing,
@@ -190,7 +190,9 @@ def seal_manifest(path: Path, out: Path, revision: str | None, layer: int | None
     check_shards(folder)
     made = write_manifest(folder, out, layer)
     parameters = {"revision": revision, "layer": layer}
-    seal(out / "files.manifest.json", rule="manifest", outputs=made, inputs=[], parameters=parameters, code=code)
+    seal(
+        out / "files.manifest.json", rule="manifest", outputs=made, inputs=[], parameters=parameters, modules=[__name__]
+    )
 
 
 def check_manifest(path: Path, revision: str | None, manifest: Path) -> list[InputError]:

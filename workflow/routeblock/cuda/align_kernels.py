@@ -12,8 +12,8 @@ from routeblock.cuda.align_variants import PLAIN_SHARED_BYTES, Gpu, Kind, Proble
 from routeblock.cuda.packed_launch import PackedLaunch, Step
 from routeblock.errors import InputError
 
-SOURCE = Path(__file__).with_name("align.cu")
-HEADERS = (Path(__file__).with_name("align_variants.cuh"),)
+SOURCES = ("align.cu", "align_variants.cuh")
+SOURCE, *HEADERS = (Path(__file__).with_name(name) for name in SOURCES)
 PARAMETERS = 12  # of every kernel in align.cu
 MOST_PREPARED = 4096  # launches kept packed a thread: sizes of batches come and go
 

@@ -4,70 +4,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from routeblock.cuda import nvrtc
-from routeblock.evidence.digest import PACKAGE_ROOT, sha256_file
+from routeblock.evidence.digest import sha256_file
 from routeblock.evidence.files import atomic_file, write_json
 from routeblock.evidence.manifest import seal
 
-FOLDER = PACKAGE_ROOT / "cuda"
 ARCHITECTURES = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 
 
-@dataclass(frozen=True)
-class Source:
-    """A translation unit and the headers it includes, by file name in this folder."""
-
-    file: str
-    headers: tuple[str, ...] = ()
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Paths inside the package, for a code digest."""
-        return tuple(f"cuda/{name}" for name in (self.file, *self.headers))
+NAME = "q6k_schedules"
+SOURCES = ("q6k_schedules.cu", "q6k_dot.cuh")
+SOURCE, *HEADERS = (Path(__file__).with_name(name) for name in SOURCES)
 
 
-KERNELS = {"q6k_schedules": Source("q6k_schedules.cu", ("q6k_dot.cuh",))}
+def compile_kernels(architecture: str, libraries: Sequence[Path] | None = None) -> nvrtc.Cubin:
+    """Compile study B's kernels. Raises InputError if no NVRTC here compiles for `architecture`."""
+    return nvrtc.for_architecture(architecture, libraries).compile(SOURCE, architecture, HEADERS)
 
 
-def compile_kernels(name: str, architecture: str, libraries: Sequence[Path] | None = None) -> nvrtc.Cubin:
-    """Compile the kernels `name` of `KERNELS`. Raises InputError if no NVRTC here compiles for `architecture`."""
-    source = KERNELS[name]
-    headers = [FOLDER / header for header in source.headers]
-    return nvrtc.for_architecture(architecture, libraries).compile(FOLDER / source.file, architecture, headers)
+def build(out: Path, architecture: str, *, libraries: Sequence[Path] | None = None) -> None:
+    """Write the cubin, `build.json` and its manifest to the folder `out`.
 
-
-def build(out: Path, architecture: str, *, code: str, libraries: Sequence[Path] | None = None) -> None:
-    """Write `{name}.cubin` for every name of `KERNELS`, `build.json` and its manifest to the folder `out`.
-
-    `libraries` are NVRTC libraries to choose from, by default those installed; `code` is the digest for the manifest.
-    Raises InputError if none of them compiles for `architecture`.
+    `libraries` are NVRTC libraries to choose from, by default those installed. Raises InputError if none of them
+    compiles for `architecture`.
     """
-    cubins = {name: compile_kernels(name, architecture, libraries) for name in KERNELS}
-    outputs = [out / "build.json"]
+    cubin = compile_kernels(architecture, libraries)
     record = {
-        name: {
-            "architecture": cubin.architecture,
-            "nvrtc": cubin.nvrtc,
-            "options": list(cubin.options),
-            "sources": {file: sha256_file(PACKAGE_ROOT / file) for file in KERNELS[name].files},
-            "size": len(cubin.code),
-            "sha256": cubin.sha256,
-        }
-        for name, cubin in cubins.items()
+        "architecture": cubin.architecture,
+        "nvrtc": cubin.nvrtc,
+        "options": list(cubin.options),
+        "sources": {f"cuda/{path.name}": sha256_file(path) for path in (SOURCE, *HEADERS)},
+        "size": len(cubin.code),
+        "sha256": cubin.sha256,
     }
-    for name, cubin in cubins.items():
-        outputs.append(out / f"{name}.cubin")
-        with atomic_file(outputs[-1]) as tmp:
-            tmp.write_bytes(cubin.code)
-    write_json(outputs[0], record)
+    outputs = [out / "build.json", out / f"{NAME}.cubin"]
+    with atomic_file(outputs[1]) as tmp:
+        tmp.write_bytes(cubin.code)
+    write_json(outputs[0], {NAME: record})
     seal(
         out / "build.manifest.json",
         rule="build_kernels",
         outputs=outputs,
         inputs=[],
         parameters={"architecture": architecture},
-        code=code,
+        modules=[__name__],
     )

@@ -24,7 +24,8 @@ from routeblock.errors import InputError
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import SUFFIX, seal
 
-SOURCE = Path(__file__).with_name("grid_probe.c")
+SOURCES = ("grid_probe.c",)
+SOURCE = Path(__file__).with_name(SOURCES[0])
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wl,--build-id=none")
 PROBE_VARIABLE = "ROUTEBLOCK_PROBE"  # for people: the built probe
@@ -33,11 +34,16 @@ TARGET_VARIABLE, SMS_VARIABLE = "ROUTEBLOCK_PROBE_TARGET", "ROUTEBLOCK_PROBE_SMS
 MARLIN_NAME = re.compile(r"6MarlinI(?:Ll-?\d+E)+Li(?P<threads>\d+)ELi\d+ELi(?P<n>\d+)ELi(?P<k>\d+)E")
 
 
-def make(out: Path, *, code: str) -> None:
+def make(out: Path) -> None:
     """Build the probe and seal it; `code` is the code digest for the manifest. Raises InputError as `build` does."""
     build(out)
     seal(
-        out.with_name(out.stem + SUFFIX), rule="probe", outputs=[out], inputs=[], parameters={"flags": FLAGS}, code=code
+        out.with_name(out.stem + SUFFIX),
+        rule="probe",
+        outputs=[out],
+        inputs=[],
+        parameters={"flags": FLAGS},
+        modules=[__name__],
     )
 
 

@@ -16,8 +16,8 @@ from routeblock.errors import InputError
 
 KERNELS = ("dispatch_even", "dispatch_odd", "quantize_even", "quantize_odd", "quantize_q8_1", "read_all", "nothing")
 QUANTIZE_THREADS = 128
-SOURCE = Path(__file__).with_name("q6k_dispatch.cu")
-HEADERS = (Path(__file__).with_name("q6k_machine.cuh"),)
+SOURCES = ("q6k_dispatch.cu", "q6k_machine.cuh")
+SOURCE, *HEADERS = (Path(__file__).with_name(name) for name in SOURCES)
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 
 

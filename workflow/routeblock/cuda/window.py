@@ -83,7 +83,6 @@ def run(
     yields: Path | None,
     out: Path,
     *,
-    code: str,
     foreign: Callable[[], list[str]] | None = None,
 ) -> int:
     """Run `command` in a window and write what happened to the file `out`, sealed; returns the exit code.
@@ -112,7 +111,7 @@ def run(
             {"format": FORMAT, "command": list(command), "resident": list(settings.resident), "exit": status,
              "steps": log.entries},
         )  # fmt: skip
-        seal(out.with_suffix(SUFFIX), rule="window", outputs=[out], inputs=[], parameters={}, code=code)
+        seal(out.with_suffix(SUFFIX), rule="window", outputs=[out], inputs=[], parameters={}, modules=[__name__])
     return status
 
 

@@ -13,6 +13,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase as fnmatch
@@ -22,7 +23,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_file
+from routeblock.evidence.digest import canonical_json, code_digest, sha256_bytes, sha256_file
 from routeblock.evidence.files import is_temporary, writable_folder
 from routeblock.evidence.manifest import SUFFIX, Entry, Manifest, absolute, seal
 
@@ -44,7 +45,7 @@ class Kind(StrEnum):
     INPUT_DIFFERS_FROM_PRODUCER = "input differs from producer"
     INPUT_WITHOUT_PRODUCER = "input without producer"
     STALE_CODE = "stale code"
-    UNKNOWN_RULE = "unknown rule"
+    UNKNOWN_CODE = "unknown code"
     UNSEALED_FILE = "unsealed file"
 
 
@@ -75,17 +76,17 @@ class _Sealed:
 
 
 def verify(
-    *roots: Path, code: Mapping[str, str] | None, sources: Sequence[Path] = (), elsewhere: Sequence[str] = ()
+    *roots: Path, check_code: bool = True, sources: Sequence[Path] = (), elsewhere: Sequence[str] = ()
 ) -> list[Finding]:
     """Check every manifest below `roots` on bytes; the finding nearest the source comes first, none means it holds.
 
-    `code` gives the current code digest of each rule; a manifest of a rule in it must carry that digest, unless its
-    path fits a pattern of `elsewhere`: brought by evidence, and sealed by the code of another place. Inputs lie
+    With `check_code` a manifest must carry the present digest of the modules that it names, unless its path fits a
+    pattern of `elsewhere`: brought by evidence, and sealed by the code of another place. Inputs lie
     below `roots`, where another manifest must have produced them, or in `sources`: files and folders (such as
     config.yaml and fixtures) that are given and not produced. A file below `roots` that no manifest lists is a finding
     too; logs, README.md and .gitkeep need no seal. Raises `InputError` if a root is no folder or holds no file.
     """
-    return _Walk(roots, sources, elsewhere).findings(code)
+    return _Walk(roots, sources, elsewhere).findings(check_code)
 
 
 SET_ASIDE = ".set-aside"
@@ -100,9 +101,7 @@ class Repaired:
     given: list[Finding]
 
 
-def repair(
-    *roots: Path, code: Mapping[str, str] | None, sources: Sequence[Path] = (), elsewhere: Sequence[str] = ()
-) -> Repaired:
+def repair(*roots: Path, sources: Sequence[Path] = (), elsewhere: Sequence[str] = ()) -> Repaired:
     """Take away what does not fit and everything made from it, so that the workflow makes it again.
 
     A sealed file is removed, and with it all that its rule made there. What no manifest lists (notes, a folder that
@@ -113,7 +112,7 @@ def repair(
     walk = _Walk(roots, sources, elsewhere)
     for root in roots:
         writable_folder(root)
-    found = walk.findings(code)
+    found = walk.findings(check_code=True)
     lost = walk.lost(found)
     leftovers = {p for p in walk.files if any(is_temporary(part) for part in p.parts)}
     removed = sorted(p for p in lost | leftovers | set(walk.links) if p.is_symlink() or p.is_file())
@@ -161,6 +160,7 @@ def _nothing_at(root: Path, what: str) -> InputError:
 class _Walk:
     def __init__(self, roots: Sequence[Path], sources: Sequence[Path], elsewhere: Sequence[str] = ()) -> None:
         self.elsewhere = elsewhere
+        self.code: dict[tuple[str, ...], str] = {}
         self.shown = {absolute(r): r for r in [*roots, *sources]}
         for root in roots:
             if not root.is_dir():
@@ -280,13 +280,16 @@ class _Walk:
             p.is_relative_to(link) for link in self.links for p in [*s.inputs, *s.outputs]
         )
 
-    def findings(self, code: Mapping[str, str] | None) -> list[Finding]:
+    def findings(self, check_code: bool) -> list[Finding]:
         order = self._order()
         given = {p for s in order for p in s.inputs if p not in self.producer}
         with ThreadPoolExecutor() as pool:
             todo = sorted(given | {p for s in order for p in s.outputs})
             found = dict(zip(todo, pool.map(_measure, todo), strict=True))
-        placed = [f for s in order for f in self._check(s, found, code)]
+        placed: list[Finding] = []
+        for s in order:
+            placed += self._check(s, found)
+            placed += self._check_code(s) if check_code else ()
         loose = [p for p in self.files if p not in self.producer and p not in self.links and self._needs_seal(p)]
         placed += [self.finding(Kind.UNSEALED_FILE, p, None, "no manifest lists it") for p in loose]
         first: dict[Path, Finding] = {}
@@ -294,9 +297,7 @@ class _Walk:
             first.setdefault(f.path, f)
         return list(first.values())
 
-    def _check(
-        self, s: _Sealed, found: Mapping[Path, tuple[int, str] | OSError], code: Mapping[str, str] | None
-    ) -> Iterator[Finding]:
+    def _check(self, s: _Sealed, found: Mapping[Path, tuple[int, str] | OSError]) -> Iterator[Finding]:
         for path, entry in s.inputs.items():
             producer = self.producer.get(path)
             if producer is None:
@@ -310,18 +311,21 @@ class _Walk:
                 yield self.finding(Kind.INPUT_DIFFERS_FROM_PRODUCER, s.path, s.path, detail)
         for path, entry in s.outputs.items():
             yield from self._compare(path, entry, found[path], s, "")
-        if code is None or self._is_from_elsewhere(s.path):
+
+    def _check_code(self, s: _Sealed) -> Iterator[Finding]:
+        if any(fnmatch(s.path.as_posix(), pattern) for pattern in self.elsewhere):
             return
-        now = code.get(s.manifest.rule)
+        modules = s.manifest.modules
+        if modules not in self.code:
+            with suppress(ModuleNotFoundError):
+                self.code[modules] = code_digest(*modules)
+        now = self.code.get(modules) if modules else None
         if now is None:
-            detail = f"made by rule {s.manifest.rule!r}, and there is none of that name"
-            yield self.finding(Kind.UNKNOWN_RULE, s.path, s.path, detail)
+            detail = f"made by {', '.join(modules) or 'no module'}, which this package does not have"
+            yield self.finding(Kind.UNKNOWN_CODE, s.path, s.path, detail)
         elif now != s.manifest.code:
             detail = f"made by code {s.manifest.code[:16]} of rule {s.manifest.rule}, which is now {now[:16]}"
             yield self.finding(Kind.STALE_CODE, s.path, s.path, detail)
-
-    def _is_from_elsewhere(self, path: Path) -> bool:
-        return any(fnmatch(path.as_posix(), pattern) for pattern in self.elsewhere)
 
     def _compare(
         self, path: Path, entry: Entry, found: tuple[int, str] | OSError, s: _Sealed, role: str

@@ -165,10 +165,24 @@ def import_closure(modules: Iterable[str]) -> list[str]:
     return sorted(seen)
 
 
-def code_digest(*modules: str, files: Iterable[str] = ()) -> str:
+def other_sources(module: str) -> list[Path]:
+    """The files (.cu, .c, a template) that a module lists in its constant `SOURCES`, by their names beside it."""
+    path = _module_file(module)
+    assert path is not None, module
+    source = path.read_bytes()
+    for node in ast.parse(source).body if b"SOURCES = " in source else ():
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["SOURCES"]:
+            return [path.with_name(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def code_digest(*modules: str) -> str:
     """SHA-256 over the code that `modules` import inside this package; comments and docstrings do not count.
 
-    `files` are further sources by their path inside the package (.cu, .c, schemas): their bytes count.
+    Of the files in `SOURCES` of these modules (not of those that they import) every byte counts. Raises
+    ModuleNotFoundError if there is no such module.
     """
     code = {m: _parsed(m)[0] for m in import_closure(modules)}
-    return sha256_json({"modules": code, "files": {f: sha256_file(PACKAGE_ROOT / f) for f in files}})
+    files = [path for m in modules for path in other_sources(m)]
+    named = {path.relative_to(PACKAGE_ROOT).as_posix(): sha256_file(path) for path in files}
+    return sha256_json({"modules": code, "files": named})

@@ -20,8 +20,8 @@ class GpuRecord:
     files: tuple[str, ...]
     archive: str
 
-    def seal(self, folder: Path, given: Path, protocol_sha256: str, code: str) -> None:
-        """Seal the files as made from `given`, and pack them with their manifest."""
+    def seal(self, folder: Path, given: Path, protocol_sha256: str, module: str) -> None:
+        """Seal the files as made from `given` by the code of `module`, and pack them with their manifest."""
         written = [folder / name for name in self.files]
         manifest = folder / f"record_{self.study}.manifest.json"
         seal(
@@ -30,7 +30,7 @@ class GpuRecord:
             outputs=written,
             inputs=[given],
             parameters={"protocol_sha256": protocol_sha256},
-            code=code,
+            modules=[module],
         )
         archives.pack(folder / self.archive, {p.name: p for p in [*written, manifest]})
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_file
+from routeblock.evidence.digest import canonical_json, code_digest, sha256_file
 from routeblock.evidence.files import atomic_file
 
 FORMAT = "routeblock.manifest.v1"
 SUFFIX = ".manifest.json"
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Module = Annotated[str, Field(pattern="^routeblock([.][a-z0-9_]+)*$")]
 
 
 class _Model(BaseModel):
@@ -34,12 +35,16 @@ class Entry(_Model):
 
 
 class Manifest(_Model):
-    """What one rule made, from what, with which code and parameters."""
+    """What one rule made, from what, with which code and parameters.
+
+    `code` is the digest of `modules` and of all that they import; manifests of recorded evidence name no modules.
+    """
 
     format: Literal["routeblock.manifest.v1"]
     rule: str
     parameters: dict[str, Any]
     code: Sha256
+    modules: tuple[Module, ...] = ()
     outputs: Annotated[tuple[Entry, ...], Field(min_length=1)]
     inputs: tuple[Entry, ...]
 
@@ -51,15 +56,15 @@ def seal(
     outputs: Iterable[Path],
     inputs: Iterable[Path],
     parameters: Mapping[str, Any],
-    code: str,
+    modules: Sequence[str],
     known: Mapping[Path, str] | None = None,
 ) -> None:
     """Write the manifest of `outputs`, atomically, as canonical JSON.
 
     A folder among `outputs` or `inputs` stands for every file below it that is no manifest. Outputs lie in the
-    manifest's folder or below. `parameters` is JSON; `code` is a `code_digest`; `known` gives the SHA-256 of
-    files that were hashed while they were written. Raises `InputError` if a file is
-    missing or an output lies elsewhere.
+    manifest's folder or below. `parameters` is JSON; `modules` are those whose code made the outputs, mostly the
+    caller's `__name__`; `known` gives the SHA-256 of files that were hashed while they were written. Raises
+    `InputError` if a file is missing or an output lies elsewhere.
     """
     if not manifest_path.name.endswith(SUFFIX):
         raise ValueError(f"a manifest is named *{SUFFIX}, not {manifest_path.name}")
@@ -82,7 +87,8 @@ def seal(
         "format": FORMAT,
         "rule": rule,
         "parameters": dict(parameters),
-        "code": code,
+        "code": code_digest(*modules),
+        "modules": list(modules),
         "outputs": made_entries,
         "inputs": used_entries,
     }

@@ -24,7 +24,7 @@ def _files(sources: Sequence[Path]) -> list[Path]:
     return sorted(set(found))
 
 
-def write(out: Path, sources: Sequence[Path], *, readme: Path, code: str) -> Path:
+def write(out: Path, sources: Sequence[Path], *, readme: Path) -> Path:
     """Pack `sources`, relative to the working directory, into `{ARCHIVE}` in `out`, sealed; returns its path.
 
     `readme` becomes README.md at the top. Raises InputError if one is missing or lies outside the working directory.
@@ -41,5 +41,5 @@ def write(out: Path, sources: Sequence[Path], *, readme: Path, code: str) -> Pat
     path = out / ARCHIVE
     pack(path, {p.as_posix(): p for p in files} | {"README.md": readme})
     inputs = [p for p in [*files, readme] if not p.name.endswith(".manifest.json")]
-    seal(out / "bundle.manifest.json", rule="bundle", outputs=[path], inputs=inputs, parameters={}, code=code)
+    seal(out / "bundle.manifest.json", rule="bundle", outputs=[path], inputs=inputs, parameters={}, modules=[__name__])
     return path

@@ -249,12 +249,12 @@ def _replayed(session: _Session, case: Case) -> dict[str, Any]:
     return {"replay_us": float(np.median(found)), "sha256": session.output(case)}
 
 
-def write(out: Path, study_path: Path, plan_path: Path, cubin: Path, *, code: str) -> str:
+def write(out: Path, study_path: Path, plan_path: Path, cubin: Path) -> str:
     """Write counters.json to `out`, sealed and packed; returns the outcome."""
     out.mkdir(parents=True, exist_ok=True)
     found = count(study_path, plan_path, cubin)
     write_json(out / RUN, found)
-    FOLDER.seal(out, plan_path, found["protocol_sha256"], code)
+    FOLDER.seal(out, plan_path, found["protocol_sha256"], __name__)
     return str(found["outcome"])
 
 

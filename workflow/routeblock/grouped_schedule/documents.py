@@ -47,7 +47,7 @@ def deviations(source: Path, contents: Path) -> Iterator[str]:
                 yield f"{path}: about another cubin than the listed {name}"
 
 
-def write(out: Path, source: Path, contents: Path, *, code: str) -> list[str]:
+def write(out: Path, source: Path, contents: Path) -> list[str]:
     """Copy the documents of `source` to `out`, sealed by `documents.manifest.json`.
 
     Returns what `deviations` finds; then nothing is written.
@@ -65,6 +65,6 @@ def write(out: Path, source: Path, contents: Path, *, code: str) -> list[str]:
         outputs=copies,
         inputs=[contents, *found],
         parameters={},
-        code=code,
+        modules=[__name__],
     )
     return []

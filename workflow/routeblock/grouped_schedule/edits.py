@@ -45,6 +45,7 @@ FURTHER: Mapping[str, Edit] = {
 }
 
 ROOM = Room(
+    module=__name__,
     soft=("inclusive",),
     hard=("compute",),
     soft_reason="throttled",

@@ -49,7 +49,14 @@ class Line:
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """rows: the table `confirmation`. A line an estimate; GPUs and published values in one panel, a CPU in another."""
+    """Does the schedule fixed in advance pay on each device?
+
+    The schedule fixed in advance, ``band32``, against the control ``job_major``: the median of paired ratios with
+    its bootstrap interval, the interval of the control against itself (A/A floor), and the published values of two
+    V100s. A verdict needs the whole interval beyond the minimum effect. **Observed**: on this CPU where the lane is
+    ``cpu`` (that says nothing of a GPU), **recorded** on H200s where it is ``recorded-h200``. Intervals describe
+    these fixtures on these devices.
+    """
     wanted = (("GPUs and published values", False), ("This CPU", True))
     panels = [(title, lines) for title, on_cpu in wanted if (lines := _lines(rows, on_cpu))]
     inches = [_HEAD + _LINE * len(lines) + _FOOT for _, lines in panels] or [1.5]

@@ -41,9 +41,14 @@ Line = tuple[Any, ...]
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """rows: the table `discovery`. Shapes and schedules down, devices across; rows without an estimate have no mark.
+    """Which schedule pays at which shape, on each device?
 
-    Each family has a scale of its own, and so has each lane: a CPU's would hide a GPU's.
+    Change of time against the baseline for every schedule at every shape: the median of paired ratios with its
+    bootstrap interval, with grouping paid for and without, over the baseline against itself (A/A floor). The
+    baseline is ``job_major``, in the paired family our reconstruction ``paired_incumbent``. Arrows are verdicts; a
+    CPU has a scale of its own. Crosses on the GPUs' panels are the published changes of ``band32`` on two V100s.
+    **Observed**: on this CPU where the lane is ``cpu`` (that says nothing of a GPU), **recorded** on H200s where it
+    is ``recorded-h200``. The two scopes are an inference from published counts.
     """
     devices = list(dict.fromkeys((r["lane"], r["device"]) for r in rows))
     families = list(dict.fromkeys(r["family"] for r in rows))

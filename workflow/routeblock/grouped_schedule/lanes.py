@@ -35,9 +35,7 @@ def _backend(device: str, cubin: Path | None, threads: int, plan: protocol.Proto
     return CudaBackend(device, int(match[2]), cubin, plan)
 
 
-def run(
-    rule: str, out: Path, device: str, protocol_file: Path, *, cubin: Path | None, threads: int, code: str
-) -> Record:
+def run(rule: str, out: Path, device: str, protocol_file: Path, *, cubin: Path | None, threads: int) -> Record:
     """Run `rule` (sweep, confirmation, beyond) on `device` and write its folder. Raises InputError on bad input."""
     plan = protocol.load(protocol_file)
     backend = _backend(device, cubin, threads, plan)
@@ -45,7 +43,7 @@ def run(
     if rule == "beyond" and backend.place.l2_bytes is None:
         raise InputError("lane cpu", where=rule, limit="it needs a GPU", way_out="name gpu0")
     stages = Planner(plan, backend.place).stages(rule)
-    return record.write(out, backend, stages, plan, rule=rule, inputs=inputs, code=code, progress=_tell)
+    return record.write(out, backend, stages, plan, rule=rule, inputs=inputs, modules=[__name__], progress=_tell)
 
 
 def _tell(line: str) -> None:

@@ -11,7 +11,7 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,12 @@ def write(
     *,
     rule: str,
     inputs: Iterable[Path],
-    code: str,
+    modules: Sequence[str],
     progress: Callable[[str], None] = lambda _: None,
 ) -> Record:
     """Run `stages` on `backend` and write the folder, sealed by `{rule}.manifest.json`.
 
-    `inputs` are the files that were read (protocol, cubin); `code` is the digest for the manifest; `progress` is told
+    `inputs` are the files that were read (protocol, cubin); `modules` are those whose code records; `progress` is told
     of every stage that is done. Rejected batches are kept. The counts are not asserted here: the statistics do that.
     """
     rows: list[Row] = []
@@ -94,6 +94,6 @@ def write(
         outputs=[folder / name for name in STUDY.files],
         inputs=inputs,
         parameters={"lane": place.lane, "device": place.device, "protocol_sha256": protocol.digest()},
-        code=code,
+        modules=modules,
     )
     return Record(folder, batches, documents)

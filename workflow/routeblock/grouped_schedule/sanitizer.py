@@ -17,7 +17,7 @@ TOOLS = ("memcheck", "synccheck", "racecheck")
 CASES = "routeblock.grouped_schedule.sanitizer_cases"
 
 
-def write(out: Path, device: str, cubin: Path, protocol: Path, *, code: str) -> list[Report]:
+def write(out: Path, device: str, cubin: Path, protocol: Path) -> list[Report]:
     """Run every tool on `device` (gpu0, ...) and write `sanitizer.json` with its manifest to `out`.
 
     Raises InputError for another device and a missing file, before a tool is run.
@@ -43,6 +43,6 @@ def write(out: Path, device: str, cubin: Path, protocol: Path, *, code: str) -> 
         outputs=[path],
         inputs=[cubin, protocol],
         parameters={"device": device},
-        code=code,
+        modules=[__name__, CASES],
     )
     return reports

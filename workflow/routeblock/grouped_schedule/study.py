@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 
 from routeblock.grouped_schedule.batches import TABLE
 from routeblock.grouped_schedule.campaigns import CAMPAIGNS, KEY, Campaign, Place, Planner, Setup
 from routeblock.grouped_schedule.protocol import Expected, Protocol, load
-from routeblock.timing import statistics
 from routeblock.timing.batches import Row
 from routeblock.timing.plan import Checked, Key, Pair, Rule, Stage
 from routeblock.timing.reasons import Finding, Reason
@@ -127,6 +125,7 @@ def study(minimum_effect: float) -> Study:
     """The study with the smallest change that matters, a fraction: the user's to say, in config.yaml."""
     return Study(
         name="grouped_schedule",
+        module=__name__,
         table=TABLE,
         documents=("comparisons", "fixtures", "run"),
         key=KEY,
@@ -166,14 +165,3 @@ def missing_counts(found: Iterable[Record], expected: Expected) -> list[str]:
         for campaign, what, n in wanted
         if counts[lane, device, campaign, what] != n
     ]
-
-
-def write_statistics(
-    out: Path, folders: Sequence[Path], protocol: Path, *, minimum_effect: float, code: str
-) -> list[str]:
-    """Write the statistics of several records (see `timing.statistics`); returns what does not hold, one line each."""
-    plan = load(protocol)
-    given = {"minimum_effect": minimum_effect}
-    made = study(minimum_effect)
-    wrong = statistics.write(out, made, folders, protocol, rule="statistics", code=code, parameters=given)
-    return missing_counts([made.read(folder) for folder in folders], plan.expected_per_device) + wrong

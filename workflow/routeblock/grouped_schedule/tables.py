@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -13,6 +13,7 @@ from typing import Any
 
 from routeblock import tables
 from routeblock.cuda.telemetry import named_events
+from routeblock.declared import by_name, find
 from routeblock.errors import InputError
 from routeblock.evidence.archive import CONTENTS
 from routeblock.grouped_schedule import counters as counting
@@ -20,14 +21,12 @@ from routeblock.grouped_schedule.batches import Batch
 from routeblock.grouped_schedule.campaigns import Campaign, Mode
 from routeblock.grouped_schedule.schedules import Scope
 from routeblock.grouped_schedule.study import STUDY
-from routeblock.tables import Column, numbers
-from routeblock.timing import mutations as edited
+from routeblock.tables import Column, Row, Share, Table, numbers
+from routeblock.timing import edits_table as edited
 from routeblock.timing import statistics
 from routeblock.timing.record import Record, usable
 from routeblock.timing.statistics import Comparison
 from routeblock.timing.validation import must_agree
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,13 @@ def _comparable(c: Comparison) -> bool:
 
 
 def confirmation(given: Evidence) -> list[Row]:
-    """The fixed candidate against the control, both scopes; both V100s beside inclusive ones launched one by one."""
+    """Does the schedule fixed in advance pay, once grouping is charged?
+
+    The schedule fixed in advance against the control, in both scopes: times, change with interval, verdict, the A/A
+    floor and, where launches were timed one by one as the source did, the published values (``v100_*``). *faster*,
+    *slower*: the whole interval lies beyond the minimum effect; *undecided*: it does not. **Observed** on lane ``cpu``,
+    **recorded** on ``recorded-h200`` and its further recordings, of which ``-fresh`` is on a seed that none had used.
+    """
     told = {(p["gpu"], p["slots"], p["pool"]): p for p in given.published["confirmation"]}
     rows = []
     for c in _of(given.comparisons, Campaign.CONFIRMATION):
@@ -106,7 +111,13 @@ def confirmation(given: Evidence) -> list[Row]:
 
 
 def discovery(given: Evidence) -> list[Row]:
-    """Every schedule at every shape, both scopes; band32 inclusive, launched one by one, beside what was published."""
+    """Which schedule pays at which shape?
+
+    Every schedule at every shape in both scopes: times, change with interval, verdict and A/A floor; published
+    changes of ``band32`` beside (``v100_*``) where launches were timed one by one. Verdicts as in table
+    ``confirmation``; ``n`` below the protocol's repetitions gives no estimate. **Observed** on lane ``cpu``,
+    **recorded** on ``recorded-h200``.
+    """
     told = {(p["family"], p["slots"], p["pool"]): p["change"] for p in given.published["discovery_band32_inclusive"]}
     rows = []
     for c in _of(given.comparisons, Campaign.SWEEP):
@@ -120,15 +131,21 @@ def discovery(given: Evidence) -> list[Row]:
 
 
 def beyond(given: Evidence) -> list[Row]:
-    """What the source did not publish: serial prototype, L2 ratio, cold L2, warps in a block, single launches, A/A."""
+    """What about a cold L2, other warps, single launches and the A/A floors?
+
+    What the source did not publish: the serial prototype, shapes that keep a V100's ratio of weights to L2, a cold
+    L2, other numbers of warps, single launches, and the A/A floors themselves. Verdicts as in table
+    ``confirmation``. **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    """
     published = (Campaign.SWEEP, Campaign.CONFIRMATION)
     return [_estimate(c) for c in given.comparisons if c.campaign not in published]
 
 
 def schedule_counters(given: Evidence) -> list[Row]:
-    """What a call of each schedule reads and waits for, beside job_major on the same shape.
+    """What does a call of each schedule read, where weights fit in L2 and where they do not?
 
-    Raises InputError if what was counted wrote other bits than the records hold of that shape.
+    What a call of study B's schedules reads and waits for, beside ``job_major`` on the same shape. **Recorded** on one
+    H200 by ncu; the schedules' outputs have the bits of the timed records: others are refused with an InputError.
     """
     document = given.counters
     if document is None:
@@ -165,7 +182,11 @@ def schedule_counters(given: Evidence) -> list[Row]:
 
 
 def cardinalities(given: Evidence) -> list[Row]:
-    """Each fixture once: a pool bound is not a number of distinct experts."""
+    """How many distinct experts, jobs and bytes does each fixture have?
+
+    Each fixture of study B once: slots, active jobs, sentinels, distinct experts, weight bytes, and the digests of
+    its parts. A pool bound is not a number of distinct experts. **Computed** from the seeds of the protocol.
+    """
     seen: dict[str, Row] = {}
     for fixture in (f for r in given.records for f in r.documents["fixtures"]):
         row = {k: v for k, v in fixture.items() if k not in ("ids", "sha256")}
@@ -175,7 +196,11 @@ def cardinalities(given: Evidence) -> list[Row]:
 
 
 def positions(given: Evidence) -> list[Row]:
-    """How often each series ran at each position and in each direction; every accepted batch counts once."""
+    """How often did each series run at each position?
+
+    How often each series ran at each position of a repetition and in each direction, over accepted batches.
+    Rotation and reversal are not fully balanced. **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    """
     counts: dict[tuple[str, ...], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for b in given.batches:
         if b.accepted and b.campaign in (Campaign.SWEEP, Campaign.CONFIRMATION):
@@ -187,7 +212,12 @@ def positions(given: Evidence) -> list[Row]:
 
 
 def counts(given: Evidence) -> list[Row]:
-    """Comparisons and batches of each device and campaign; totals of a lane only where several devices ran."""
+    """How many outputs were compared and how many batches timed?
+
+    Outputs held bit for bit against the control's (``equal``, ``different``) and batches timed (``accepted``,
+    ``rejected``), by device and campaign; totals only where several devices ran, published ones beside.
+    **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    """
     found: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     launched: dict[tuple[str, str], Row] = {}
     for b in given.batches:
@@ -218,7 +248,12 @@ def counts(given: Evidence) -> list[Row]:
 
 
 def rejections(given: Evidence) -> list[Row]:
-    """Where batches were rejected, and why: reasons, clock events by name, clocks beside those of accepted ones."""
+    """Which batches were rejected, and why?
+
+    Where batches were rejected and why: the reason, clock events by name, clocks beside those of accepted batches.
+    Only rules of the committed protocol reject; rejected batches stay in the raw data. **Observed** on lane
+    ``cpu``, **recorded** on ``recorded-h200``.
+    """
     names = ("lane", "device", "campaign", "family", "slots", "pool", "cols", "mode")
     groups: dict[tuple[Any, ...], list[Batch]] = defaultdict(list)
     for b in given.batches:
@@ -240,7 +275,11 @@ def rejections(given: Evidence) -> list[Row]:
 
 
 def devices(given: Evidence) -> list[Row]:
-    """What each record was measured on, how long it took, and the memory it needed."""
+    """What was measured on which device, for how long, in how much memory?
+
+    What each record of study B was measured on, how long it took and what memory it needed. Empty: not recorded, or
+    a CPU. **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    """
     rows = []
     for r in given.records:
         told, used = r.run["device"], r.run.get("telemetry", {})
@@ -256,7 +295,11 @@ def devices(given: Evidence) -> list[Row]:
 
 
 def sanitizer(given: Evidence) -> list[Row]:
-    """What compute-sanitizer said of each binary, tool by tool."""
+    """What did compute-sanitizer find?
+
+    What compute-sanitizer said of each binary of study B over hostile jobs. *clean*: the tool ran and reported
+    nothing. *refused*: the machine does not let the tool run, which proves nothing. **Recorded** on the GPUs named.
+    """
     return [
         {"device": told["device"], "cubin_sha256": told["cubin_sha256"]}
         | {name: report[name] for name in ("tool", "outcome", "exit_code")}
@@ -267,7 +310,12 @@ def sanitizer(given: Evidence) -> list[Row]:
 
 
 def mutations(given: Evidence) -> list[Row]:
-    """Each edited copy, and why it is refused."""
+    """Is an edited record of study B refused, for the declared reason?
+
+    Edits of a record of study B, declared beforehand with the reasons for which each is to be refused, tried on
+    copies of the **recorded** evidence: which check refused each, for which reasons, and whether the unchanged copy
+    was accepted. Digests are left aside, since a forger writes them anew.
+    """
     return edited.table(given.edits)
 
 
@@ -301,22 +349,25 @@ _INCUMBENT_NOTE = (
 )
 _CPU_NOTE = " Lane cpu: real times of this CPU; they say nothing of a GPU."
 
-Maker = Callable[[Evidence], list[Row]]
-
-TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
-    "confirmation": (
+TABLES = by_name(
+    Table(
+        "confirmation",
         confirmation,
         (*_WHERE, *_SHAPE, *_SCHEDULE, *_ESTIMATE, *_published((*_TIMES, *_CHANGES))),
         "Confirmation: the schedule fixed in advance against the control",
         _SCOPES_NOTE + _FLOOR_NOTE + _CPU_NOTE,
+        share=Share((("scope", "inclusive"),), 12),
     ),
-    "discovery": (
+    Table(
+        "discovery",
         discovery,
         (*_WHERE, *_SHAPE, *_SCHEDULE, *_ESTIMATE, *_published(("change",)), Column("note")),
         "Discovery: every schedule at every shape",
         _SCOPES_NOTE + _FLOOR_NOTE + _INCUMBENT_NOTE + _CPU_NOTE,
+        share=Share((("schedule", "band32"), ("scope", "inclusive")), 40),
     ),
-    "beyond_study": (
+    Table(
+        "beyond_study",
         beyond,
         (
             *_WHERE,
@@ -332,7 +383,8 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         f"host. Only sweep, prototype and confirmation have a floor: elsewhere its columns are empty. {_FLOOR_NOTE}"
         + _CPU_NOTE,
     ),
-    "schedule_counters": (
+    Table(
+        "schedule_counters",
         schedule_counters,
         (
             Column("kind"),
@@ -349,31 +401,8 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "on the same shape. replay_us: the same graph without the profiler, whose percentages are of its own, longer "
         "time; clocks were not checked. Every schedule wrote the bits that the timed records hold.",
     ),
-    "cardinalities": (
-        cardinalities,
-        (
-            *_SHAPE,
-            *(Column(n, "count") for n in _FIXTURE_COUNTS),
-            *(Column(f"sha256_{n}") for n in ("ids", "activations", "weights", "check_rows")),
-        ),
-        "Fixtures: recorded cardinalities and digests",
-        "A pool bound is not a number of distinct experts. Sentinels have no work.",
-    ),
-    "positions": (
-        positions,
-        (
-            *_WHERE,
-            Column("campaign"),
-            Column("family"),
-            Column("series"),
-            *(Column(f"position_{p}", "count") for p in range(7)),
-            Column("forward", "count"),
-            Column("reversed", "count"),
-        ),
-        "Positions: accepted batches of each series by position in the repetition",
-        "Rotation and reversal are not fully balanced over positions.",
-    ),
-    "counts": (
+    Table(
+        "counts",
         counts,
         (
             *_WHERE,
@@ -388,7 +417,8 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "launch is clocked for both scopes; a GPU launches 16 times after three warm-ups, anew for each scope. Totals "
         "stand only where several devices ran; published ones are of two V100s.",
     ),
-    "rejections": (
+    Table(
+        "rejections",
         rejections,
         (
             *_WHERE,
@@ -410,7 +440,34 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "before or after a batch; clocks were read after the batch, medians and lowest. NVML may report no event while "
         "a clock is still low: such a batch is accepted. Rejected batches stay in the raw data.",
     ),
-    "devices": (
+    Table(
+        "positions",
+        positions,
+        (
+            *_WHERE,
+            Column("campaign"),
+            Column("family"),
+            Column("series"),
+            *(Column(f"position_{p}", "count") for p in range(7)),
+            Column("forward", "count"),
+            Column("reversed", "count"),
+        ),
+        "Positions: accepted batches of each series by position in the repetition",
+        "Rotation and reversal are not fully balanced over positions.",
+    ),
+    Table(
+        "cardinalities",
+        cardinalities,
+        (
+            *_SHAPE,
+            *(Column(n, "count") for n in _FIXTURE_COUNTS),
+            *(Column(f"sha256_{n}") for n in ("ids", "activations", "weights", "check_rows")),
+        ),
+        "Fixtures: recorded cardinalities and digests",
+        "A pool bound is not a number of distinct experts. Sentinels have no work.",
+    ),
+    Table(
+        "devices",
         devices,
         (
             *_WHERE,
@@ -433,7 +490,8 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "the process's peak. Device memory: the most in use on the whole device at the end of a stage, CUDA's context "
         "included. Empty: not recorded, or a CPU.",
     ),
-    "sanitizer": (
+    Table(
+        "sanitizer",
         sanitizer,
         (
             Column("device"),
@@ -449,13 +507,14 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "are not the CPU's bits. "
         "refused: the machine does not let the tool run, which proves nothing. No row: no GPU is among the lanes.",
     ),
-    "grouped_mutations": (
+    Table(
+        "grouped_mutations",
         mutations,
         edited.COLUMNS,
         "Edited copies of a record of study B, and why each is refused",
         edited.NOTES,
     ),
-}
+)
 
 
 def write(
@@ -470,18 +529,17 @@ def write(
     mutations_file: Path | None = None,
     others: Sequence[Path] = (),
     counters: Path | None = None,
-    code: str,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
-    maker, columns, title, notes = tables.find(name, TABLES)
+    table = find(name, TABLES, "table")
     judged = [(statistics_file, validation)]
-    judged += [(f / "statistics" / "statistics.json", f / "validation" / "validation.json") for f in others]
+    judged += [(made, made.parents[1] / "validation" / "validation.json") for made in others]
     for _, found in judged:
         must_agree(found)
-    folders = [*folders, *(run.parent for other in others for run in sorted(other.glob("gpu*/*/run.json")))]
+    folders = [*folders, *(run.parent for made in others for run in sorted(made.parents[1].glob("gpu*/*/run.json")))]
     records = [STUDY.read(folder) for folder in folders]
     told = json.loads(published.read_text(encoding="utf-8"))
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sanitizers]
@@ -490,13 +548,13 @@ def write(
     counted = counting.read(counters) if counters else None
     given = Evidence(comparisons, records, told, reports, edits, counted)
     with usable(folders[0] if folders else statistics_file):
-        rows = maker(given)
-    if any(key.startswith("v100") for row in rows for key in row):
-        notes += f" v100_*: {told['source']}; *_us in microseconds, the others in percent."
+        rows = table.rows(given)
+    has_published = any(key.startswith("v100") for row in rows for key in row)
+    note = f" v100_*: {told['source']}; *_us in microseconds, the others in percent." if has_published else ""
     inputs = [
         *(*(path for pair in judged for path in pair), published, *sanitizers),
         *([mutations_file] if mutations_file else []),
         *([counters / counting.RUN, counters / CONTENTS] if counters else []),
         *(folder / f for folder in folders for f in STUDY.files),
     ]
-    return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)
+    return tables.write_sealed(out, table, rows, inputs=inputs, note=note)

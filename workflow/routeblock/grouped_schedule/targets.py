@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What study B's rules ask: which devices, which records, which cubin."""
+"""Targets of study B: which devices, which records, which cubin, what tables are made from."""
 
 from __future__ import annotations
 
@@ -9,25 +9,16 @@ from pathlib import Path
 from routeblock.config import Config, GroupedLane
 from routeblock.cuda.window import Settings
 from routeblock.errors import InputError
+from routeblock.grouped_schedule.figures import FIGURES
+from routeblock.grouped_schedule.study import STUDY
+from routeblock.grouped_schedule.tables import TABLES
+from routeblock.target import Given, Target, from_tables
 
-# In the order of the report. A test holds the list against the tables' own.
-TABLES = (
-    "confirmation",
-    "discovery",
-    "beyond_study",
-    "schedule_counters",
-    "cardinalities",
-    "positions",
-    "counts",
-    "rejections",
-    "devices",
-    "sanitizer",
-    "grouped_mutations",
-)
-FIGURES = ("confirmation", "discovery")
+CATEGORY = "Study B: grouped schedules"
+PUBLISHED = "fixtures/published/grouped_schedule.json"
 RESULTS = "results/grouped_schedule"
+FILES = STUDY.files
 _JUDGED = ("statistics", "validation")
-FILES = ("batches.parquet", "comparisons.json", "fixtures.json", "run.json")  # of a record
 DOCUMENTS = f"{RESULTS}/recorded-h200/documents"
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
 
@@ -182,3 +173,26 @@ def window(config: Config, lane: str, device: str, kind: str) -> str:
 def threads(config: Config, lane: str) -> int:
     """Cores that a timed run holds: the threads of a CPU run, one for a GPU's host."""
     return config.grouped_schedule.cpu_threads if lane == GroupedLane.CPU else 1
+
+
+def tables(config: Config) -> list[Target]:
+    """Every table."""
+    given = (
+        Given("record", tuple(record_files(config)), folder=True),
+        Given("statistics", (f"{RESULTS}/statistics/statistics.json",)),
+        Given("validation", (f"{RESULTS}/validation/validation.json",)),
+        Given("published", (PUBLISHED,)),
+        Given("sanitizer", tuple(sanitizers(config))),
+        Given("", tuple(f for f in other_files(config))),
+        Given("other", tuple(f"{RESULTS}/{lane}/statistics/statistics.json" for lane in others(config))),
+        Given("counters", tuple(counter_files(config)[:1]), folder=True),
+        Given("", tuple(counter_files(config)[1:])),
+    )
+    mutations = Given("mutations", (f"{RESULTS}/mutations/mutations.json",))
+    more = {"grouped_mutations": (*given, mutations)}
+    return [Target(table, "grouped-table", CATEGORY, more.get(name, given)) for name, table in TABLES.items()]
+
+
+def figures() -> list[Target]:
+    """Every figure."""
+    return from_tables(FIGURES.values(), "figure", CATEGORY)

@@ -73,9 +73,7 @@ def other_cubin(record: Record, contents: Path) -> list[Finding]:
     return [Finding(str(record.folder), Reason.KERNELS, f"ran a cubin that is not the recorded {cubin}")]
 
 
-def write(
-    out: Path, source: Path, lane: str, protocol: Path, *, contents: Path, threads: int, code: str
-) -> list[Finding]:
+def write(out: Path, source: Path, lane: str, protocol: Path, *, contents: Path, threads: int) -> list[Finding]:
     """Write the record of `source` to `out` as lane `lane`, sealed by `recorded.manifest.json`.
 
     Times stay as they were recorded. If anything is found, it is returned and nothing is written.
@@ -99,6 +97,6 @@ def write(
         outputs=[out / name for name in STUDY.files],
         inputs=[contents, protocol, *(source / name for name in STUDY.files)],
         parameters={"lane": lane},
-        code=code,
+        modules=[__name__],
     )
     return []

@@ -70,6 +70,7 @@ FURTHER: Mapping[str, Edit] = {
 }
 
 ROOM = Room(
+    module=__name__,
     soft=("",),
     hard=("",),
     soft_reason="throttled",

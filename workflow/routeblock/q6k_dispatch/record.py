@@ -28,6 +28,9 @@ from routeblock.timing.loop import Measured
 from routeblock.timing.loop import run as measure
 
 SANITIZER_CASES = "routeblock.q6k_dispatch.sanitizer_cases"
+# Whose code records: with the kernels that are compiled for it.
+_KERNELS = ("q6k_dispatch", "build", "align_kernels")
+MODULES = (__name__, SANITIZER_CASES, *(f"routeblock.cuda.{name}" for name in _KERNELS))
 _PACKAGES = ("torch", "numpy", "cuda-core", "cuda-bindings", "nvidia-ml-py")
 
 
@@ -41,9 +44,7 @@ class Given:
     llama: Path | None = None
 
 
-def write(
-    out: Path, protocol_path: Path, given: Given, *, code: str, progress: Callable[[str], None] = print
-) -> list[str]:
+def write(out: Path, protocol_path: Path, given: Given, *, progress: Callable[[str], None] = print) -> list[str]:
     """Record into the folder `out` and pack it; returns what does not hold, one line each.
 
     Raises InputError without a GPU, torch, cuda-core, or a peer that was asked for.
@@ -64,11 +65,11 @@ def write(
     finally:  # what was measured before an error stays
         run = _run(gpu, protocol, measured, given, cubins) | facts | {"seconds": round(time.monotonic() - began, 1)}
         STUDY.write(out, [STUDY.table.batch(row) for row in measured.rows], {"run": run})
-        STUDY.seal(out, "record_dispatch", protocol_path, code)
+        STUDY.seal(out, "record_dispatch", protocol_path, MODULES)
     write_json(out / "counters.json", counters.count(protocol_path, *cubins, gpu))
     progress(f"counted after {time.monotonic() - began:.1f} s")
     sanitizer.write(out / "sanitizer.json", SANITIZER_CASES, [str(cubins[0])])
-    STUDY.seal(out, "record_dispatch", protocol_path, code)
+    STUDY.seal(out, "record_dispatch", protocol_path, MODULES)
     return list(map(str, findings(STUDY, STUDY.read(out), protocol)))
 
 
@@ -104,7 +105,7 @@ def _cubins(out: Path, architecture: str, given: Given) -> tuple[Path, Path]:
     if given.cubin is None:
         paths[0].write_bytes(kernels.compile_for(architecture).code)
     if given.schedules is None:
-        paths[1].write_bytes(compile_kernels("q6k_schedules", architecture).code)
+        paths[1].write_bytes(compile_kernels(architecture).code)
     return paths
 
 

@@ -122,6 +122,7 @@ def counted(row: Row) -> str:
 
 STUDY: Study = Study(
     name="q6k_dispatch",
+    module=__name__,
     table=TABLE,
     documents=("run", "counters", "sanitizer"),
     key=KEY,

@@ -3,23 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from routeblock import tables
+from routeblock.declared import by_name, find
 from routeblock.q6k_dispatch.protocol import OURS, Protocol, load, shapes
 from routeblock.q6k_dispatch.study import KEY, STUDY, key_of
-from routeblock.tables import Column, numbers
-from routeblock.timing import mutations as edited
+from routeblock.tables import Column, Row, Share, Table, numbers
+from routeblock.timing import edits_table as edited
 from routeblock.timing import statistics
 from routeblock.timing.plan import Key
 from routeblock.timing.record import Record, usable
 from routeblock.timing.statistics import Comparison
 from routeblock.timing.validation import must_agree
 
-Row = dict[str, Any]
 _SHAPE = ("slots", "pool", "rows", "cols")
 RESOURCES = ("issue", "dram", "l2", "shared", "alu", "fma", "tensor")
 
@@ -44,7 +43,13 @@ class Evidence:
 
 
 def peers(given: Evidence) -> list[Row]:
-    """Each shape once: our time, every other side's, the ratio to the best peer, and how near the limit it is."""
+    """Are the fast paths faster than vLLM's plug-in and llama.cpp?
+
+    Microseconds of one call at every shape: the fast paths, the fastest peer, and their ratio with its interval and
+    the A/A floor. Every side is charged with its own quantisation and grouping. Tuned shapes were used to choose
+    launches, held-out ones were not. Beside it, the time that no call can go below. **Recorded** on an H200 under a
+    protocol that was committed before.
+    """
     run, protocol, rows = given.found.run, given.protocol, []
     for shape in shapes(protocol):
         check, others = given.checks[key_of(shape)], given.at(key_of(shape))
@@ -91,8 +96,12 @@ def _limit(others: dict[str, Comparison], protocol: Protocol) -> tuple[float, st
 
 
 def counters(given: Evidence) -> list[Row]:
-    """Each counted case: its time, what remains to the limit, how busy each resource was, what warps wait for, and what
-    binds."""
+    """What binds the fast paths?
+
+    Hardware counters, a shape and side a row: the time, what remains to the limit, what binds, what warps wait for,
+    how busy issue, DRAM, L2, shared memory and pipes are, bytes moved. **Recorded** on an H200: counts by the
+    profiler, times without.
+    """
     run, plan = given.found.run, given.protocol.counters
     rows = []
     for counted in given.found.documents["counters"]["rows"]:
@@ -143,7 +152,11 @@ def _binds(busy: dict[str, float], idle: float, wait: str, least: float) -> str:
 
 
 def batch_bits(given: Evidence) -> list[Row]:
-    """Each side and batch: whether the first token's outputs are those that it has alone."""
+    """Whose bits depend on the batch?
+
+    One token alone and first in batches of growing size: whether its output bytes stay the same, for the fast paths
+    and for the peers. **Recorded** on an H200; samples of the fast paths are computed again here.
+    """
     alone = {b["side"]: b["sha256"] for b in given.found.run["batch_bits"] if b["tokens"] == 1}
     order = {side: i for i, side in enumerate(alone)}
     rows = [
@@ -160,7 +173,11 @@ def batch_bits(given: Evidence) -> list[Row]:
 
 
 def checks(given: Evidence) -> list[Row]:
-    """What was checked on the GPU beside timing."""
+    """What was checked beside the times of the fast paths?
+
+    What was checked beside timing: bits against the CPU model, the bound against float64 dequantisation, refusals,
+    sanitizer tools. **Recorded** on an H200.
+    """
     run, counted = given.found.run, given.found.documents["counters"]
     device, told = run["device"], run["checks"]
     names = f"{device['architecture']}, driver {device['driver']}, CUDA {device['cuda']}, "
@@ -200,7 +217,12 @@ def checks(given: Evidence) -> list[Row]:
 
 
 def mutations(given: Evidence) -> list[Row]:
-    """Each edited copy, and why it is refused."""
+    """Is an edited record of the fast paths refused, for the declared reason?
+
+    Edits of the fast paths' record, declared beforehand with the reasons for which each is to be refused, tried on
+    copies of the **recorded** evidence: which check refused each, for which reasons, and whether the unchanged copy
+    was accepted. Digests are left aside, since a forger writes them anew.
+    """
     return edited.table(given.edits)
 
 
@@ -209,9 +231,9 @@ def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
 
 
 _COUNTS = tuple(Column(n, "count") for n in _SHAPE)
-Maker = Callable[[Evidence], list[Row]]
-TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
-    "peers": (
+TABLES = by_name(
+    Table(
+        "peers",
         peers,
         (
             Column("role"),
@@ -244,8 +266,10 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "empty: our launches, of a kernel that does nothing. limit: the longer of the two; of_limit: that over ours. "
         "Batches repeat one call on the same data, so what fits in L2 stays there, on every side alike. llama_cpp is "
         "timed on the host's clock by differences, the others by events in a graph.",
+        share=Share(rows=22),
     ),
-    "counters": (
+    Table(
+        "counters",
         counters,
         (
             Column("role"),
@@ -272,8 +296,10 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "short_scoreboard: shared memory; math_pipe_throttle: a busy pipe. blocks_per_sm: blocks of threads with work, "
         "over SMs. warps_active: while there is one; registers allow our kernels 16. dram_mb, l2_mb: of a call, read "
         "from DRAM, through L2.",
+        share=Share(rows=24),
     ),
-    "batch_bits": (
+    Table(
+        "batch_bits",
         batch_bits,
         (
             Column("side"),
@@ -287,19 +313,21 @@ TABLES: dict[str, tuple[Maker, tuple[Column, ...], str, str]] = {
         "batch of one, by the same side. vllm-gguf-plugin takes vllm_batched above 64 tokens and vllm_vec up to them; "
         "where their digests differ, its bits change there.",
     ),
-    "dispatch_checks": (
+    Table(
+        "dispatch_checks",
         checks,
         (Column("check"), Column("cases", "count"), Column("outcome"), Column("detail")),
         "Fast paths: what was checked on the GPU",
         "Sampled outputs are computed again by the workflow. The sanitizer ran over every path at hostile sizes.",
     ),
-    "dispatch_mutations": (
+    Table(
+        "dispatch_mutations",
         mutations,
         edited.COLUMNS,
         "Edited copies of the fast paths' record, and why each is refused",
         edited.NOTES,
     ),
-}
+)
 
 
 def write(
@@ -309,20 +337,17 @@ def write(
     folder: Path,
     validation: Path,
     protocol: Path,
-    *,
     mutations_file: Path | None = None,
-    code: str,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
-    maker, columns, title, notes = tables.find(name, TABLES)
+    table = find(name, TABLES, "table")
     must_agree(validation)
     edits = edited.read(mutations_file) if mutations_file else []
     given = Evidence(statistics.read(statistics_file), STUDY.read(folder), load(protocol), edits)
     with usable(folder):
-        rows = maker(given)
+        rows = table.rows(given)
     inputs = [statistics_file, *([mutations_file] if mutations_file else []), validation, protocol]
-    inputs += [folder / f for f in STUDY.files]
-    return tables.write_sealed(out, name, columns, rows, title=title, notes=notes, inputs=inputs, code=code)
+    return tables.write_sealed(out, table, rows, inputs=[*inputs, *(folder / f for f in STUDY.files)])

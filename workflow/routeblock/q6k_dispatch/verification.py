@@ -88,6 +88,6 @@ def _alone(digest: str, protocol: Protocol) -> str:
     return _ALONE[digest]
 
 
-def write(out: Path, source: Path, protocol: Path, *, code: str) -> list[Finding]:
+def write(out: Path, source: Path, protocol: Path) -> list[Finding]:
     """Copy the record in `source` to `out` if nothing is found; see `timing.verification`."""
-    return verification.write(out, STUDY, source, protocol, recompute, rule="recorded_dispatch", code=code)
+    return verification.write(out, STUDY, source, protocol, recompute, rule="recorded_dispatch")

@@ -17,12 +17,13 @@ from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import SUFFIX, absolute, seal
 from routeblock.report import answer, beside, facts, figure, table_view
 from routeblock.report.caption import caption
-from routeblock.report.catalogue import CHAPTERS, FIGURE_ALT, FIGURES, MISSING, TABLES, tone
+from routeblock.report.catalogue import CHAPTERS, FIGURES, TABLES, tone
 from routeblock.report.lineage import File, Lineage, shown_path, trace
 from routeblock.report.not_claimed import NOT_CLAIMED
 
 Row = Mapping[str, Any]
 
+SOURCES = ("report.html.j2", "report.css")
 HTML, MANIFEST = "routeblock.html", "routeblock.manifest.json"
 LIMIT_BYTES = 8_000_000
 FORCE = ".venv/bin/snakemake --cores 2 --force --"
@@ -84,7 +85,7 @@ class Request:
         return [*tables, *(self.captions / f"figure_{name}.rst" for name in self.figures)]
 
 
-def write(out: Path, request: Request, *, code: str) -> Path:
+def write(out: Path, request: Request) -> Path:
     """Write the report to the folder `out`, sealed by its manifest; returns the file.
 
     Raises InputError where something is missing or does not fit its seal, and if the page is too large.
@@ -108,7 +109,7 @@ def write(out: Path, request: Request, *, code: str) -> Path:
         outputs=[out / HTML],
         inputs=[*request.made, request.config, *request.texts, *told],
         parameters={"tables": list(request.tables), "figures": list(request.figures)},
-        code=code,
+        modules=[__name__],
     )
     return out / HTML
 
@@ -121,10 +122,11 @@ def present(results: Path) -> tuple[list[str], list[str]]:
     return found[0], found[1]
 
 
-def in_order(names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+def in_order(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
     """Names in the order of the catalogue, others after them: one set of names gives one page."""
     given = sorted(set(names))
-    return (*(n for n in known if n in given), *(n for n in given if n not in known))
+    first = [n for n in known if n in given]
+    return (*first, *(n for n in given if n not in first))
 
 
 def render(request: Request) -> tuple[bytes, Lineage]:
@@ -142,7 +144,7 @@ def render(request: Request) -> tuple[bytes, Lineage]:
     shown: dict[str, Shown] = {}
     for name, drawing in drawn.items():
         key, mine = f"figure-{name}", tuple(map(file, request.files_of_figure(name)))
-        alt = FIGURE_ALT.get(name, f"Figure {name}, described by its caption.")
+        alt = FIGURES[name].alt if name in FIGURES else f"Figure {name}, described by its caption."
         shown[key] = Shown(name, key, captions[key], mine, f"{FORCE} figure_{name}", figure=drawing, alt=alt)
     for name, table in read.items():
         key, mine = f"table-{name}", tuple(map(file, request.files_of_table(name)))
@@ -160,7 +162,7 @@ def render(request: Request) -> tuple[bytes, Lineage]:
         chapters=CHAPTERS,
         shown=shown,
         further=[s for s in shown.values() if s.name not in (*TABLES, *FIGURES)],
-        missing=[(n, *MISSING.get(n, ("it was not asked for", "make report"))) for n in TABLES if n not in read],
+        missing=[(name, *table.absent) for name, table in TABLES.items() if name not in read],
         environments=facts.environments(lineage, file(request.environment)),
         identities=facts.identities(lineage),
         rules=facts.rules(lineage),

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from routeblock.errors import InputError
-from routeblock.report.catalogue import SHARES, WHOLE, Share, formats, tone
-from routeblock.tables import paths
+from routeblock.report.catalogue import TABLES, WHOLE, formats, tone
+from routeblock.tables import Share, paths
 
 Row = Mapping[str, Any]
 DIGEST = re.compile(r"[0-9a-f]{32,64}")
@@ -125,7 +125,7 @@ def _share(table: Table) -> tuple[list[int], str]:
     every = range(len(table.rows))
     if len(table.rows) <= WHOLE:
         return list(every), ""
-    share = SHARES.get(table.name, Share())
+    share = TABLES[table.name].share if table.name in TABLES else Share()
     wanted = _matching(table.rows, share.where)
     if not wanted:
         share, wanted = Share(), list(every)

@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-from routeblock import tables
-from routeblock.errors import InputError
-from routeblock.route_block import gpu_tables
-from routeblock.tables import Column
+from routeblock.declared import by_name
+from routeblock.route_block.document_tables import Document, Documents, DocumentTable, Evidence
+from routeblock.route_block.paths import FIXTURE, STUDY, Source, Studies
+from routeblock.tables import Column, Row, Share
 
-Document = dict[str, Any]
-Row = dict[str, Any]
+FIXTURES = Documents("routeblock.fixture.v1", Source((f"{FIXTURE}/fixture.json",)))
+SCORES = Documents("routeblock.score.v1", Source((f"{STUDY}/score.json",)))
+MUTATIONS = Documents("routeblock.mutations.v1", Source((f"{STUDY}/mutations.json",)))
+RANDOM_PLANS = Documents(
+    "routeblock.random_plans.v1", Source(("results/random_plans/{fixture}/twin-hopper.json",), Studies.FIXTURE)
+)
 
 SURFACES = ("w13", "activation", "w2", "final")
 COUNTED = ("w13", "w2", "final")
@@ -60,11 +61,17 @@ def _where(score: Document) -> Row:
     return {**where, "fixture": score["fixture"]["name"], "arithmetic": score["status"]}
 
 
-def geometry(fixtures: Sequence[Document], published: Document) -> list[Row]:
-    """Every geometric fact of each fixture: published (empty where the source does not print it), wanted, found."""
-    told = published["geometry"]
+def geometry(given: Evidence) -> list[Row]:
+    """Does the fixture have every published geometric fact?
+
+    Each geometric fact of the fixture: what the source prints (``published``), what the fixture is to have
+    (``wanted``) and what code found on the finished fixture (``found``). *Reproduced*: printed in the source,
+    independent of the checkpoint, and found. *Not published*: a choice of this fixture or a consequence that the
+    source does not print. **Computed.**
+    """
+    told = given.published["geometry"]
     rows = []
-    for fixture in fixtures:
+    for fixture in given.documents:
         for fact in fixture["facts"]:
             name, found = fact["fact"], fact["found"]
             status = Comparison.NOT_PUBLISHED
@@ -76,10 +83,16 @@ def geometry(fixtures: Sequence[Document], published: Document) -> list[Row]:
     return rows
 
 
-def trajectories(scores: Sequence[Document], _: Document) -> list[Row]:
-    """Each cell and history with the digests of its surfaces; within a column of a lane, equal bits share a letter."""
+def trajectories(given: Evidence) -> list[Row]:
+    """Which cells and histories share bits?
+
+    Each cell and history of each lane with the digests of its four surfaces; within a surface of one lane, point
+    and plan source, equal bits share a letter. ``arithmetic`` says whether a lane is **modelled**, **computed** or
+    **observed**; ``outcomes`` counts distinct results of the replicates, and ``reproducible`` is no where there are
+    several.
+    """
     rows = []
-    for score in scores:
+    for score in given.documents:
         letters: dict[str, dict[str, str]] = {surface: {} for surface in SURFACES}
         for arm in score["arms"]:
             row = _where(score) | {name: arm[name] for name in ("cell", "history", "reproducible")}
@@ -98,10 +111,15 @@ def trajectories(scores: Sequence[Document], _: Document) -> list[Row]:
     return rows
 
 
-def relations(scores: Sequence[Document], _: Document) -> list[Row]:
-    """The seven relations: what became of each, on what that rests, and the comparisons it made."""
+def relations(given: Evidence) -> list[Row]:
+    """Do the study's seven claims hold, and on what does each rest?
+
+    The seven relations that the study claims: what became of each (*holds*, *fails*, *not informative* with its
+    reason in ``note``) and on what that rests. ``basis``: *by construction* (one plan on one grid),
+    *computed* (on a twin) or *observed* (on a GPU). ``reference`` is the cell that stands for ``native``.
+    """
     rows = []
-    for score in scores:
+    for score in given.documents:
         for relation in score["relations"]:
             row = _where(score) | {name: relation[name] for name in ("number", "basis", "reference", "note")}
             row |= {"relation": relation["claim"], "status": relation["status"]}
@@ -109,10 +127,15 @@ def relations(scores: Sequence[Document], _: Document) -> list[Row]:
     return rows
 
 
-def studies(scores: Sequence[Document], _: Document) -> list[Row]:
-    """What the verdict on each study rests on, and its relations counted by basis."""
+def studies(given: Evidence) -> list[Row]:
+    """What was verified of each study (identity, order, plan, grid), and its relations counted by basis?
+
+    What the verdict on each study rests on: when the identity of what computes was written down, by which stamps the
+    order was verified, whether the plan was read back from the kernels, who reports the grid, how pairs were chosen;
+    and its relations counted by basis, those that hold *by construction* apart.
+    """
     rows = []
-    for score in scores:
+    for score in given.documents:
         row = _where(score) | {"replicates": score["replicates"], "order": score["order"]}
         row |= {"identity": score["identity"]["frozen"], "pairs": score["exchange"]["chosen"]}
         row |= {"grid": "; ".join(score["grids"]), "plan": "; ".join(f"{how}" for how in sorted(score["consumed"]))}
@@ -128,9 +151,15 @@ def studies(scores: Sequence[Document], _: Document) -> list[Row]:
     return rows
 
 
-def differences(scores: Sequence[Document], published: Document) -> list[Row]:
-    """H0 beside H1 under the native plans, digests and relations: measured, published, and how the two compare."""
-    return [_where(score) | row for score in scores for row in _differences(score, published)]
+def differences(given: Evidence) -> list[Row]:
+    """How many elements and rows differ between the histories, measured and published?
+
+    H0 beside H1: elements and rows that differ, the largest difference, digests and relations, ``measured`` beside
+    ``published``. ``comparison`` says what the two may be compared for: *not comparable* depends on the checkpoint,
+    which this fixture is not; *holds on another fixture* is a relation; *inconsistent in source* does not follow
+    from the source's own data.
+    """
+    return [_where(score) | row for score in given.documents for row in _differences(score, given.published)]
 
 
 def _differences(score: Document, published: Document) -> Iterator[Row]:
@@ -173,10 +202,15 @@ def _differences(score: Document, published: Document) -> Iterator[Row]:
             yield row | _both("holds", relation["status"], comparison)
 
 
-def prediction(documents: Sequence[Document], _: Document) -> list[Row]:
-    """For each grid and surface: rows predicted over all plans, rows whose bits changed, how large the sets were."""
+def prediction(given: Evidence) -> list[Row]:
+    """Is the frozen prediction right on random plans, and not by predicting everything?
+
+    Random legal plans at several grids against the prediction: rows predicted to be able to differ, rows whose bits
+    did change, and how many predicted sets are empty, partial or full. ``faults`` counts changed rows that were not
+    predicted. **Computed** on ``twin-hopper``.
+    """
     rows = []
-    for document in documents:
+    for document in given.documents:
         for grid in sorted({c["grid"] for c in document["comparisons"]}):
             plans = [c for c in document["comparisons"] if c["grid"] == grid]
             for surface in COUNTED:
@@ -201,10 +235,15 @@ def prediction(documents: Sequence[Document], _: Document) -> list[Row]:
     return rows
 
 
-def mutations(tried: Sequence[Document], _: Document) -> list[Row]:
-    """Each mutation: what was changed, the reason declared beforehand, the reasons found."""
+def mutations(given: Evidence) -> list[Row]:
+    """Does the scorer refuse every changed copy of the runs, each for the reasons declared beforehand?
+
+    Changed copies of sound runs before the scorer: the reason fixed beforehand (``declared``) and the reasons
+    found. ``as_declared`` is yes where they agree; the unchanged copy has to be accepted. Empty: the change is
+    impossible there.
+    """
     rows = []
-    for document in tried:
+    for document in given.documents:
         where = {name: document[name] for name in ("lane", "point", "plan_source")}
         for entry in document["mutations"]:
             row = where | {name: entry[name] for name in ("change", "as_declared", "note")}
@@ -243,20 +282,9 @@ def _clause(clause: Document) -> str:
     return f"{'/'.join(clause['first'])} {sign} {'/'.join(clause['second'])} on {' '.join(clause['surfaces'])}{holds}"
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table: the documents it is made from, its rows, columns, title and what a reader must know."""
-
-    source: str
-    rows: Callable[[Sequence[Document], Document], list[Row]]
-    columns: tuple[Column, ...]
-    title: str
-    notes: str
-
-
-TABLES = {
-    "geometry": Table(
-        "routeblock.fixture.v1",
+TABLES = by_name(
+    DocumentTable(
+        "geometry",
         geometry,
         (
             Column("fixture"),
@@ -270,9 +298,10 @@ TABLES = {
         "Geometry: published facts on the fixture",
         "Found by code on the finished fixture. Reproduced: printed in the source, independent of the checkpoint, and "
         "found. Not published: a choice of this fixture or a consequence that the source does not print.",
+        made_from=FIXTURES,
     ),
-    "studies": Table(
-        "routeblock.score.v1",
+    DocumentTable(
+        "studies",
         studies,
         (
             *_WHERE,
@@ -298,9 +327,29 @@ TABLES = {
         "asked for and not read back is not counted as consumed. Grid: who reports it. Pairs: how the exchanged routes "
         "were chosen. By construction: one plan on one grid, where nothing but determinism was tested. Exploratory: "
         f"relations judged on another number of replicates, counted nowhere else. {_WHERE_NOTE}",
+        made_from=SCORES,
     ),
-    "trajectories": Table(
-        "routeblock.score.v1",
+    DocumentTable(
+        "relations",
+        relations,
+        (
+            *_WHERE,
+            Column("number", "count"),
+            Column("relation"),
+            Column("status"),
+            Column("basis"),
+            Column("reference"),
+            Column("note"),
+            Column("compared"),
+        ),
+        "Relations: what the study claims of trajectories",
+        "Basis: by construction (one plan on one grid, so nothing was tested but determinism), computed "
+        f"(on a twin) or observed (on a GPU). {_WHERE_NOTE}",
+        share=Share(rows=14),
+        made_from=SCORES,
+    ),
+    DocumentTable(
+        "trajectories",
         trajectories,
         (
             *_WHERE,
@@ -320,26 +369,11 @@ TABLES = {
         "letter has its number of replicates: not reproducible on this machine. Outcomes: distinct results of the "
         f"replicates. Digests and plan fingerprints are cut here, whole in the parquet and csv. {_WHERE_NOTE} "
         "On a twin `native` replays the stored plan: a CPU has no atomics race to observe.",
+        share=Share(rows=14),
+        made_from=SCORES,
     ),
-    "relations": Table(
-        "routeblock.score.v1",
-        relations,
-        (
-            *_WHERE,
-            Column("number", "count"),
-            Column("relation"),
-            Column("status"),
-            Column("basis"),
-            Column("reference"),
-            Column("note"),
-            Column("compared"),
-        ),
-        "Relations: what the study claims of trajectories",
-        "Basis: by construction (one plan on one grid, so nothing was tested but determinism), computed "
-        f"(on a twin) or observed (on a GPU). {_WHERE_NOTE}",
-    ),
-    "differences": Table(
-        "routeblock.score.v1",
+    DocumentTable(
+        "differences",
         differences,
         (
             *_WHERE,
@@ -356,9 +390,11 @@ TABLES = {
         "Differences: H0 beside H1, measured and published",
         "Published on an RTX 3090 with a real checkpoint; measured on this fixture. Rows: routes, for `final` tokens. "
         f"Not comparable: depends on the checkpoint. {_WHERE_NOTE}",
+        share=Share((("quantity", "elements that differ"),), 32),
+        made_from=SCORES,
     ),
-    "mutations": Table(
-        "routeblock.mutations.v1",
+    DocumentTable(
+        "mutations",
         mutations,
         (
             Column("lane"),
@@ -374,9 +410,10 @@ TABLES = {
         ),
         "Mutations: changed copies of sound runs before the scorer",
         "Each is a copy of all runs of the study. Declared: the reason codes fixed beforehand, at the runs changed.",
+        made_from=MUTATIONS,
     ),
-    "prediction": Table(
-        "routeblock.random_plans.v1",
+    DocumentTable(
+        "prediction",
         prediction,
         (
             Column("lane"),
@@ -395,152 +432,7 @@ TABLES = {
         "Predicted rows can differ, all others must not; for each plan the predicted routes equal those found by a "
         "walk over the CUDA blocks, and changed rows are among them (else a fault). Rows: routes, for `final` tokens. "
         "Share: of the predicted rows, how many did change in at least one bit.",
+        absent=("200 random plans take minutes, so make study leaves them out", "make prediction"),
+        made_from=RANDOM_PLANS,
     ),
-}
-
-_GPU = (Column("lane"), Column("gpu"))
-TABLES |= {
-    "agreement": Table(
-        "routeblock.agreement.v1",
-        gpu_tables.agreement,
-        (
-            *(Column(name) for name in ("lane", "point", "plan_source", "architecture", "cell", "history", "surface")),
-            Column("processes", "count"),
-            Column("plans", "count"),
-            Column("elements", "count"),
-            Column("differing", "count"),
-            Column("processes_that_differ", "count"),
-        ),
-        "Agreement: the twin against every surface that a GPU gave",
-        "Each recorded run's plan and launch, recomputed on a CPU by the twin of that GPU's tensor cores and compared "
-        "bit for bit. Elements: over all processes. Lane recorded-...: committed evidence, rebuilt and hashed again.",
-    ),
-    "census": Table(
-        "routeblock.census_summary.v1",
-        gpu_tables.census,
-        (
-            *_GPU,
-            *(Column(name) for name in ("point", "order", "history")),
-            *(Column(name, "count") for name in ("processes", "calls", "distinct_plans", "distinct_finals")),
-            Column("processes_with_several_plans", "count"),
-            Column("commonest_share", "number", ".3f"),
-            Column("canonical_share", "number", ".3f"),
-            Column("commonest_plan", format=".12"),
-        ),
-        "Census: plans and final outputs, native alignment and canonical order",
-        "Every native call aligns anew, by vLLM's own operator, and runs the layer; canonical order is aligned once a "
-        "process, on the host, so its one plan is by construction and its outputs are what was observed. Plans are "
-        "counted by their fingerprint, in which the order inside a block does not count. Shares: of the calls, with "
-        "the commonest plan and with the canonical one. Histories are separate processes; `both` counts over both.",
-    ),
-    "history": Table(
-        "routeblock.native_summary.v1",
-        gpu_tables.history,
-        (
-            *_GPU,
-            Column("outcome"),
-            *(Column(name, "count") for name in ("pairs", "calls", "distinct_h0", "distinct_h1", "distinct_both")),
-            *(Column(name, "count") for name in ("processes_with_one_h0", "processes_with_one_h1")),
-            *(Column(name, "number", ".3f") for name in ("statistic", "null_median", "null_95")),
-            Column("p", "number", ".4f"),
-            Column("permutations", "count"),
-            Column("alpha", "number", "g"),
-            Column("verdict"),
-        ),
-        "History: does it shift what native alignment gives?",
-        "Processes under H0 and H1 by turns, each asking vLLM's own alignment on one routing and running the layer. "
-        "Statistic: total variation between the outcomes of all calls under H0 and under H1, 0 equal, 1 without a "
-        "common outcome. Null: labels exchanged inside pairs of neighbours, the unit being the process. Statistic, "
-        "alpha and seed were committed before the recording; the verdict is that of the plans alone, other rows are "
-        "descriptive. Calls: under each history. H1 is a composite treatment: which part of it acts is not shown, and "
-        "one machine was recorded.",
-    ),
-    "repetition": Table(
-        "routeblock.native_summary.v1",
-        gpu_tables.repetition,
-        (
-            *_GPU,
-            *(Column(name) for name in ("condition", "mode", "routing")),
-            *(Column(name, "count") for name in ("experts", "routes", "processes", "calls")),
-            *(Column(name, "count") for name in ("distinct_plans", "distinct_orders", "processes_with_one_plan")),
-            Column("repeats", "flag"),
-        ),
-        "Repetition: when does native alignment repeat itself?",
-        "Looked at without a hypothesis: every condition is listed, whatever came out. Orders: sorted_token_ids byte "
-        "by byte; plans: their fingerprint, in which the order inside a block does not count. Repeats: one order in "
-        "all calls of all processes, as far as these went; no promise of the kernel. Routing one_expert: so many "
-        "routes of one expert.",
-    ),
-    "operator": Table(
-        "routeblock.operator_summary.v1",
-        gpu_tables.operator,
-        (*_GPU, Column("check"), Column("cases", "count"), Column("differing", "count"), Column("says")),
-        "Operator: launches, one group over K, a block without an expert",
-        "Recorded with vLLM's own operator; outputs are computed again by the twin and compared by digest. A block of "
-        "expert id -1 is refused by the twin: what the operator makes of it depends on what lies before the weights.",
-    ),
-    "probe_control": Table(
-        "routeblock.probe_control.v1",
-        gpu_tables.probe_control,
-        (
-            *_GPU,
-            Column("sms", "count"),
-            Column("plan"),
-            *(Column(name, "count") for name in ("thread_k", "thread_n", "grid", "equal_surfaces")),
-            Column("same", "flag"),
-        ),
-        "Probe control: grids that need no probe, with it and without",
-        "Multiples of the SM count can be asked for without the grid probe. Same: all four surfaces are equal in every "
-        "bit, and the probe recorded the grid asked for.",
-    ),
-    "versions": Table(
-        "routeblock.versions.v1",
-        gpu_tables.versions,
-        (
-            *(Column(name) for name in ("version", "gpu", "torch")),
-            Column("compared", "count"),
-            *(Column(f"same_{name}", "count") for name in ("g246", "g200", "auto")),
-            *(Column(f"automatic_{gemm}") for gemm in ("w13", "w2")),
-            Column("extension"),
-            Column("extension_sha256", format=".12"),
-        ),
-        "Versions: vLLM's extension on the recorded layer",
-        "Surfaces (four, in two arrival orders) with the bits of fixtures/golden, at launches asked for: (64, 128) on "
-        "246 and on 200, and `auto`, the (128, 64) on 528 that vLLM 0.24.0 chooses. Automatic: what each version's "
-        "own selector launched, read off the kernel.",
-    ),
-}
-
-
-def write(name: str, sources: Sequence[Path], published: Path, out: Path, *, code: str) -> list[Path]:
-    """Write the table `name` of `TABLES` to the folder `out`, sealed by `{name}.manifest.json`.
-
-    `sources`: the fixture.json, score.json or mutations.json files it is made from, in the order of its rows. Raises
-    InputError for an unknown name, and for a file that is another document, broken, or a score that is not sound.
-    """
-    table = tables.find(name, TABLES)
-    told = _read(published, "routeblock.published_route_block.v1")
-    documents = [_read(source, table.source) for source in sources]
-    for source, document in zip(sources, documents, strict=True):
-        if not document.get("sound", True):
-            raise InputError(
-                "these runs are not sound",
-                where=str(source),
-                limit="tables are made from evidence without a fault",
-                way_out="see what routeblock score says of it",
-            )
-    rows = table.rows(documents, told)
-    inputs = [*sources, published]
-    return tables.write_sealed(
-        out, name, table.columns, rows, title=table.title, notes=table.notes, inputs=inputs, code=code
-    )
-
-
-def _read(path: Path, format_: str) -> Document:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as e:
-        raise InputError(f"not readable: {e}", where=str(path), limit="JSON", way_out="make it again") from e
-    if not isinstance(document, dict) or document.get("format") != format_:
-        raise InputError("another document", where=str(path), limit=f"format {format_}", way_out="name the right file")
-    return document
+)

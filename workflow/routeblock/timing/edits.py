@@ -28,13 +28,14 @@ class ImpossibleError(Exception):
 class Room:
     """Where a study's edits are made.
 
-    soft, hard: clocks whose repetitions can be rejected for `soft_reason`, and others. candidate, baseline, other:
-    series; floor_names: the series that change names when floor labels do. moved: the column that takes a stage out of
-    the protocol. shown, itself: the series of a row of statistics that exists, and of one that cannot. judged,
-    opposite: the values by which a decided row is found, and another verdict. checks: the list of checks among a
-    record's documents. whole: as in `plan.Stage`. further: the study's own edits.
+    module: whose code it is. soft, hard: clocks whose repetitions can be rejected for `soft_reason`, and others.
+    candidate, baseline, other: series; floor_names: the series that change names when floor labels do. moved: the
+    column that takes a stage out of the protocol. shown, itself: the series of a row of statistics that exists, and of
+    one that cannot. judged, opposite: the values by which a decided row is found, and another verdict. checks: the list
+    of checks among a record's documents. whole: as in `plan.Stage`. further: the study's own edits.
     """
 
+    module: str
     soft: tuple[str, ...]
     hard: tuple[str, ...]
     soft_reason: str

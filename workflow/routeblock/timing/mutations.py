@@ -18,17 +18,17 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_file
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
-from routeblock.tables import Column
 from routeblock.timing import edits
 from routeblock.timing.check import check
 from routeblock.timing.edits import Copy, ImpossibleError, Room
 from routeblock.timing.protocol import Strict, fault
+from routeblock.timing.reasons import EDITS_FORMAT as FORMAT
 from routeblock.timing.reasons import Finding, Reason
 from routeblock.timing.record import Record, Study, usable
 from routeblock.timing.statistics import comparisons
 from routeblock.timing.validation import Recounted, compare, recounted
+from routeblock.timing.verification import module_of
 
-FORMAT = "routeblock.record_edits.v1"
 Recompute = Callable[[Record, Any], list[Finding]]
 
 
@@ -187,7 +187,6 @@ def write(
     recompute: Recompute,
     *,
     rule: str,
-    code: str,
 ) -> list[dict[str, Any]]:
     """Write `mutations.json` and its manifest to the folder `out`; returns what `mutate` does."""
     entries = mutate(study, room, folders, protocol, declared, recompute)
@@ -199,7 +198,7 @@ def write(
         outputs=[path],
         inputs=[declared, protocol, *(folder / name for folder in folders for name in study.files)],
         parameters={},
-        code=code,
+        modules=[study.module, room.module, module_of(recompute), __name__],
     )
     return entries
 
@@ -210,43 +209,4 @@ def misjudged(entries: Iterable[Mapping[str, Any]]) -> list[str]:
         f"{e['name']}: {', '.join(e['found']) or 'nothing'} found, declared {', '.join(e['reasons']) or 'nothing'}"
         for e in entries
         if e["as_declared"] is False
-    ]
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The entries of a `mutations.json`. Raises InputError if it is not one."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != FORMAT:
-            raise ValueError(f"format {document['format']}")
-        return list(document["mutations"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise InputError(
-            f"no edits of a record: {e}",
-            where=str(path),
-            limit="the mutations.json of a study's record is needed",
-            way_out="run its command for edits",
-        ) from e
-
-
-COLUMNS = (
-    *(Column(name) for name in ("edit", "change", "by", "declared", "found")),
-    Column("findings", "count"),
-    Column("as_declared", "flag"),
-)
-NOTES = (
-    "Declared beforehand in fixtures/record_edits.json. Each edit is written as a forger would: counts and digests fit "
-    "again. by: the protocol check compares every batch with the protocol; record verification computes plans, inputs "
-    "and outputs again; the recount computes the statistics again. as_declared: refused by that one alone, for exactly "
-    "the declared reasons; the unchanged copy for none."
-)
-
-
-def table(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each edited copy: the change, who has to refuse it, for which reasons, and for which it was refused."""
-    return [
-        {"edit": e["name"], "change": e["change"], "by": e["by"], "findings": e["findings"]}
-        | {"declared": ", ".join(e["reasons"]), "found": e["note"] or ", ".join(e["found"])}
-        | {"as_declared": e["as_declared"]}
-        for e in entries
     ]

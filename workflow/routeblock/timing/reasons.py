@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+EDITS_FORMAT = "routeblock.record_edits.v1"  # of a mutations.json
+
 
 class Reason(StrEnum):
     """Reason codes: of files, of documents, of batches, of statistics."""

@@ -41,12 +41,13 @@ class Record:
 class Study:
     """All that `timing` has to know of a study. Functions get the protocol that `load` gives, and a `Record`.
 
-    documents: the JSON files of a record, in order. key: the columns that name a stage. stages, pairs: the plan for the
-    device of a record. checks: what was checked before timing. documents_check: findings in the documents alone.
-    counted: the kind under which run.json counts a batch.
+    module: whose code it is. documents: the JSON files of a record, in order. key: the columns that name a stage.
+    stages, pairs: the plan for the device of a record. checks: what was checked before timing. documents_check:
+    findings in the documents alone. counted: the kind under which run.json counts a batch.
     """
 
     name: str
+    module: str
     table: BatchTable[Any]
     documents: tuple[str, ...]
     key: tuple[str, ...]
@@ -75,12 +76,12 @@ class Study:
         for name, document in documents.items():
             write_json(folder / f"{name}.json", document)
 
-    def seal(self, folder: Path, rule: str, protocol: Path, code: str) -> None:
+    def seal(self, folder: Path, rule: str, protocol: Path, modules: Sequence[str]) -> None:
         """Seal the files that are there, and pack them with their manifest."""
         written = [folder / name for name in self.files if (folder / name).is_file()]
         manifest = folder / f"{rule}.manifest.json"
         parameters = {"protocol_sha256": self.load(protocol).digest()}
-        seal(manifest, rule=rule, outputs=written, inputs=[protocol], parameters=parameters, code=code)
+        seal(manifest, rule=rule, outputs=written, inputs=[protocol], parameters=parameters, modules=modules)
         archives.pack(folder / self.archive, {p.name: p for p in [*written, manifest]})
 
     def read(self, folder: Path) -> Record:

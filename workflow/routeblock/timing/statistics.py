@@ -177,12 +177,13 @@ def write(
     protocol_path: Path,
     *,
     rule: str,
-    code: str,
+    module: str = "",
     parameters: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Write `statistics.json`, `ratios.parquet` and their manifest to `out`, from the records in `folders`.
 
-    Returns the findings of the protocol check and the comparisons with too few accepted batches, one line each.
+    module: whose code made them, if not the study's and this one. Returns the findings of the protocol check and the
+    comparisons with too few accepted batches, one line each.
     """
     protocol = study.load(protocol_path)
     rows: list[Row] = []
@@ -214,7 +215,7 @@ def write(
         outputs=[out / STATISTICS, out / RATIOS],
         inputs=[protocol_path, *(folder / name for folder in folders for name in study.files)],
         parameters={"protocol_sha256": protocol.digest(), **(parameters or {})},
-        code=code,
+        modules=[module] if module else [study.module, __name__],
     )
     return wrong
 

@@ -141,7 +141,6 @@ def write(
     protocol: Path,
     *,
     rule: str,
-    code: str,
     sealed: bool = True,
 ) -> tuple[int, list[Finding]]:
     """Write `validation.json` and its manifest to `out`; returns what `disagreements` does."""
@@ -158,7 +157,7 @@ def write(
             *(folder / name for folder in folders for name in study.files),
         ],
         parameters={},
-        code=code,
+        modules=[study.module, __name__],
     )
     return number, wrong
 

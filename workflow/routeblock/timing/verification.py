@@ -25,6 +25,11 @@ def unlisted(study: Study, source: Path, contents: Path) -> list[Finding]:
     return [Finding(str(path), Reason.SEAL, "not the bytes that were recorded") for path in files]
 
 
+def module_of(function: Callable[..., Any]) -> str:
+    """The module of a function, or of the one that a partial calls."""
+    return str(getattr(function, "func", function).__module__)
+
+
 def verify(
     study: Study,
     source: Path,
@@ -53,7 +58,6 @@ def write(
     recompute: Callable[[Record, Any], list[Finding]],
     *,
     rule: str,
-    code: str,
 ) -> list[Finding]:
     """Copy the record in `source` to `out`, sealed by `{rule}.manifest.json`; if `verify` finds something, do not."""
     _, wrong = verify(study, source, protocol, recompute)
@@ -68,6 +72,6 @@ def write(
         outputs=[out / name for name in study.files],
         inputs=[protocol, source / CONTENTS, *(source / name for name in study.files)],
         parameters={},
-        code=code,
+        modules=[module_of(recompute)],
     )
     return []

@@ -231,10 +231,17 @@ def compare(folder: Path) -> list[Comparison]:
         ) from e
 
 
-def check(folder: Path, out: Path, *, code: str) -> list[str]:
+def check(folder: Path, out: Path) -> list[str]:
     """Write every comparison to the file `out`, sealed; the names of those that differ."""
     found = compare(folder)
     rows = [{"name": c.name, "elements": c.elements, "differing": c.differing} for c in found]
     write_json(out, {"format": "routeblock.golden.v1", "comparisons": rows})
-    seal(out.with_suffix(".manifest.json"), rule="golden", outputs=[out], inputs=[folder], parameters={}, code=code)
+    seal(
+        out.with_suffix(".manifest.json"),
+        rule="golden",
+        outputs=[out],
+        inputs=[folder],
+        parameters={},
+        modules=[__name__],
+    )
     return [c.name for c in found if c.differing]

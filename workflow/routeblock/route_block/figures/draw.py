@@ -3,23 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from routeblock import figure_style
+from routeblock.declared import by_name
 from routeblock.errors import InputError
-from routeblock.figure_style import TableFigure, read_document, read_table
+from routeblock.evidence.record import RECORD, TENSORS
+from routeblock.figure_style import Drawn, Given, TableFigure, read_document, read_table
 from routeblock.moe.launches import Launch
+from routeblock.route_block.facts import HISTORIES
 from routeblock.route_block.figures import differences as figure_differences
 from routeblock.route_block.figures import partition as figure_partition
 from routeblock.route_block.figures import trajectories as figure_trajectories
 from routeblock.route_block.figures.differences import tensors_of
 from routeblock.route_block.figures.partition import Cut, Plans
-from routeblock.route_block.fixtures.fixture import PLANS, SPEC, captured_plans, load_fixture, pairs_of
+from routeblock.route_block.fixtures.fixture import PLANS, SPEC, TENSOR_FILES, captured_plans, load_fixture, pairs_of
 from routeblock.route_block.operating_point import GEMMS
+from routeblock.route_block.paths import FIXTURE, RUN, STUDY, Source, Studies
 from routeblock.route_block.prediction.predict import CAPTURED
 from routeblock.route_block.prediction.predict import FORMAT as PREDICTION
 from routeblock.route_block.scorer.score import FORMAT as SCORE
@@ -28,25 +31,34 @@ _PREDICTED = ("fixture", "point", "plan_source", "launches", "full_k_grid", "exc
 _SCORED = ("fixture", "lane", "point", "plan_source", "status", "arms", "pairs", "relations")
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a figure is made from: documents in the order of its panels, fixture folders, and the table beside."""
-
-    documents: Sequence[Path]
-    fixtures: Sequence[Path] = ()
-    table: Path | None = None
+Read = Callable[[Given], tuple[Callable[[], Figure], list[Path]]]
 
 
 @dataclass(frozen=True)
-class DocumentFigure:
-    """A figure of documents: its title, and what gives the drawing and every file it was made from."""
+class DocumentFigure(Drawn):
+    """A figure of documents: what reads them, and where they lie."""
 
-    title: str
-    read: Callable[[Given], tuple[Callable[[], Figure], list[Path]]]
+    reader: Read
+    sources: tuple[Source, ...]
+
+    @property
+    def made_by(self) -> Read:
+        """The function that reads the documents."""
+        return self.reader
+
+    def read(self, given: Given) -> tuple[Callable[[], Figure], list[Path]]:
+        """From its documents."""
+        return self.reader(given)
 
 
 def partition(given: Given) -> tuple[Callable[[], Figure], list[Path]]:
-    """From predictions and their fixtures; captured plans lie beside their prediction. Equal cuts are drawn once."""
+    """Which tiles of both GEMMs are direct and which are split, and where do the exchanged routes stand?
+
+    Which tiles of each GEMM keep all of K in one CUDA block and which are cut into slices that are added
+    afterwards: one square per MoE block and N-tile, at the study's native grid and at the grid of cell ``full_k``.
+    Marks show the blocks in which the exchanged routes stand under H0 and H1. **Computed** from the plans and
+    launches of the frozen prediction, before any arithmetic; nothing here was measured.
+    """
     known = {f.digest: f for f in map(load_fixture, given.fixtures)}
     used = [*given.documents, *(path for f in given.fixtures for path in (f / SPEC, f / PLANS))]
     cuts: dict[tuple[object, ...], Cut] = {}
@@ -77,7 +89,15 @@ def partition(given: Given) -> tuple[Callable[[], Figure], list[Path]]:
 
 
 def differences(given: Given) -> tuple[Callable[[], Figure], list[Path]]:
-    """From scores, the raw surfaces that they compared, and the table `differences`, which has to agree."""
+    """Which elements differ between the histories?
+
+    Every element that differs in at least one bit between H0 and H1, by surface and row: rows are routes, for
+    ``final`` tokens; the horizontal axis is the column of the element. Rows that the prediction allows to differ
+    have a line, whether or not a bit differs on them; the number is how many elements do. The arms are ``native``,
+    or ``replay`` where native alignment did not repeat itself. **Modelled** on ``twin-ampere``, **computed** on
+    ``twin-hopper``, **recorded** from **observed** kernels on ``recorded-h200``. Published counts are of another
+    checkpoint and not comparable.
+    """
     if given.table is None:
         raise InputError(
             "no table",
@@ -101,22 +121,41 @@ def differences(given: Given) -> tuple[Callable[[], Figure], list[Path]]:
     return lambda: figure_differences.draw(studies), used
 
 
-FIGURES: dict[str, DocumentFigure | TableFigure] = {
-    "partition": DocumentFigure("Partition: tiles of both GEMMs by class", partition),
-    "differences": DocumentFigure("Differences: elements that differ between H0 and H1", differences),
-    "trajectories": TableFigure(
-        "Trajectories: which cells and histories share bits", figure_trajectories.COLUMNS, figure_trajectories.draw
+# Replay stands for native where a GPU's own alignment did not repeat itself; the score says which it was.
+_COMPARED = [RUN.replace("{cell}", cell).replace("{history}", h) for cell in ("native", "replay") for h in HISTORIES]
+
+FIGURES: dict[str, DocumentFigure | TableFigure] = by_name(
+    DocumentFigure(
+        "partition",
+        "Partition: tiles of both GEMMs by class",
+        "Maps of MoE blocks against N-tiles for both GEMMs at two grids: which tiles are computed whole and which "
+        "are split along K, with the blocks of the exchanged routes marked. Table geometry has the counts.",
+        partition,
+        (
+            Source((f"{STUDY}/prediction.json",)),
+            Source((f"{STUDY}/{PLANS}",), Studies.CAPTURED, option=""),
+            Source(tuple(f"{FIXTURE}/{name}" for name in (SPEC, *TENSOR_FILES)), option="fixture", folder=True),
+        ),
     ),
-}
-
-
-def write(name: str, given: Given, out: Path, *, code: str) -> list[Path]:
-    """Write the figure `name` of `FIGURES` to `out`, sealed by `{name}.manifest.json`.
-
-    Raises InputError for an unknown name, and for a document or a table that is not what it should be.
-    """
-    figure = figure_style.find(name, FIGURES)
-    if isinstance(figure, TableFigure):
-        return figure_style.write_from_table(name, {name: figure}, given.documents, out, code=code)
-    draw, used = figure.read(given)
-    return figure_style.write(name, figure.title, draw, out, inputs=used, code=code)
+    TableFigure(
+        "trajectories",
+        "Trajectories: which cells and histories share bits",
+        "For every study, cells and histories against surfaces: which results have equal bits. Table trajectories "
+        "has the digests.",
+        figure_trajectories.COLUMNS,
+        figure_trajectories.draw,
+    ),
+    DocumentFigure(
+        "differences",
+        "Differences: elements that differ between H0 and H1",
+        "For every study and surface, where in the rows of the routes elements differ between the two histories. "
+        "Table differences has the counts.",
+        differences,
+        (
+            Source((f"{STUDY}/score.json",)),
+            Source(("results/tables/differences.parquet",), Studies.FIXTURE, option="table"),
+            Source(tuple(f"{run}/{TENSORS}".replace("{n}", "1") for run in _COMPARED), Studies.RUN_HERE, option=""),
+            Source(tuple(f"{run}/{RECORD}".replace("{n}", "1") for run in _COMPARED), Studies.RECORDED, option=""),
+        ),
+    ),
+)

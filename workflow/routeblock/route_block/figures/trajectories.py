@@ -32,7 +32,14 @@ def tracks(text: str, replicates: int) -> list[tuple[str, int]]:
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """rows: the table `trajectories`. A panel a lane, point and plan source; arms down, surfaces across."""
+    """Which cells and histories share bits, on every surface?
+
+    Which cells and histories share bits. Each surface has one track per distinct output, lettered as in the table
+    ``trajectories``: dots on one track have equal bits in every element. Small dots stand for some of the
+    replicates of an arm that did not repeat itself, each with their number. **Modelled** on ``twin-ampere``,
+    **computed** on ``twin-hopper``, **recorded** from **observed** kernels on ``recorded-h200``. On a twin
+    ``native`` replays the stored plan. Tracks of different panels have nothing to do with each other.
+    """
     studies: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         studies.setdefault(tuple(row[name] for name in _STUDY), []).append(row)

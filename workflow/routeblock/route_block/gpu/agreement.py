@@ -32,7 +32,7 @@ FORMAT = "routeblock.agreement.v1"
 Computation = tuple[str, str, tuple[Launch, ...]]  # both parts of the plan by SHA-256, the launch of each GEMM
 
 
-def agree(fixture_folder: Path, prediction_path: Path, runs: Path, lane: str, out: Path, *, code: str) -> list[str]:
+def agree(fixture_folder: Path, prediction_path: Path, runs: Path, lane: str, out: Path) -> list[str]:
     """Recompute every run below `runs` and write agreement.json, sealed; the names of surfaces that differ.
 
     Runs with one plan (in bytes) at one launch share a recomputation; every run's own tensors are compared with it.
@@ -88,7 +88,7 @@ def agree(fixture_folder: Path, prediction_path: Path, runs: Path, lane: str, ou
             *(folder / name for group in groups.values() for folder, _ in group for name in (RECORD, TENSORS)),
         ],
         parameters={"lane": lane},
-        code=code,
+        modules=[__name__],
     )
     return [
         f"{row['cell']}/{row['history']}/rep{row['replicate']} {surface}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from routeblock.cuda.gpu_lock import Turn
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_json
+from routeblock.evidence.digest import canonical_json, code_digest, sha256_json
 from routeblock.evidence.files import atomic_folder, write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.tensors import load_tensors, save_tensors
@@ -26,7 +26,7 @@ CAPTURE_FORMAT, PLANS_FORMAT = "routeblock.capture.v1", "routeblock.captured_pla
 CAPTURE, CAPTURED = "capture.json", "plans.json"
 
 
-def capture(lane: CudaLane, fixture_folder: Path, history: str, out: Path, *, turn: Turn, code: str) -> None:
+def capture(lane: CudaLane, fixture_folder: Path, history: str, out: Path, *, turn: Turn) -> None:
     """Run the native alignment once in this process, after the history's prelude and its weights, and keep its plan.
 
     Writes plans.safetensors, capture.json (deterministic but for the plan) and telemetry.json to the folder `out`.
@@ -42,7 +42,7 @@ def capture(lane: CudaLane, fixture_folder: Path, history: str, out: Path, *, tu
         "history": history,
         "prelude": session.has_prelude,
         "fingerprint": plan.fingerprint(),
-        "identity": {"source": code, **asdict(session.computer())},
+        "identity": {"source": code_digest(__name__, *lane.modules), **asdict(session.computer())},
     }
     with atomic_folder(out) as folder:
         save_tensors(folder / PLANS, plan_tensors({history: plan}))
@@ -56,11 +56,11 @@ def capture(lane: CudaLane, fixture_folder: Path, history: str, out: Path, *, tu
                 outputs=[folder / f for f in files],
                 inputs=inputs if name == "capture" else [folder / CAPTURE],
                 parameters={"history": history},
-                code=code,
+                modules=[__name__, *lane.modules],
             )
 
 
-def freeze_plans(fixture_folder: Path, captures: Sequence[Path], out: Path, *, code: str) -> None:
+def freeze_plans(fixture_folder: Path, captures: Sequence[Path], out: Path) -> None:
     """Put the plans of two captures, one per history, into the file `out` (plans.safetensors), plans.json beside it.
 
     Raises InputError unless the captures are of both histories, of this fixture, and by one binary.
@@ -102,7 +102,7 @@ def freeze_plans(fixture_folder: Path, captures: Sequence[Path], out: Path, *, c
         outputs=[out, out.with_name(CAPTURED)],
         inputs=[folder / name for folder in captures for name in (CAPTURE, PLANS)],
         parameters={},
-        code=code,
+        modules=[__name__],
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from routeblock.cuda.gpu_lock import Turn
-from routeblock.evidence.digest import sha256_array
+from routeblock.evidence.digest import code_digest, sha256_array
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.moe.launches import Launch
@@ -31,7 +31,6 @@ def count(
     out: Path,
     *,
     turn: Turn,
-    code: str,
 ) -> None:
     """Write what `calls` native alignments, each with the layer that follows, gave in this process, and as many layers
     in canonical order.
@@ -73,7 +72,7 @@ def count(
             ]
             for order, counts in found.items()
         },
-        "identity": {"source": code, **asdict(session.computer())},
+        "identity": {"source": code_digest(__name__, *lane.modules), **asdict(session.computer())},
     }
     write_json(out, document)
     seal(
@@ -82,5 +81,5 @@ def count(
         outputs=[out],
         inputs=[prediction_path, *(fixture_folder / name for name in (SPEC, LAYER, INPUTS))],
         parameters={"history": history, "process": process, "calls": calls},
-        code=code,
+        modules=[__name__, *lane.modules],
     )

@@ -19,7 +19,7 @@ ORDERS = ("native", "canonical")
 SAME = ("fixture", "fixture_name", "point", "launches", "calls", "stored")  # of every process of a census
 
 
-def summarize(lane: str, folder: Path, out: Path, *, code: str) -> None:
+def summarize(lane: str, folder: Path, out: Path) -> None:
     """Write census.json from the documents of its processes below `folder`, sealed.
 
     For each history and order: calls, distinct plans, distinct final outputs, the share of the commonest plan, in how
@@ -56,7 +56,7 @@ def summarize(lane: str, folder: Path, out: Path, *, code: str) -> None:
         outputs=[out],
         inputs=[*processes, *restored_list(folder)],
         parameters={"lane": lane},
-        code=code,
+        modules=[__name__],
     )
 
 

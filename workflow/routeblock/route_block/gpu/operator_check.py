@@ -147,7 +147,7 @@ def check(source: Path) -> tuple[dict[str, Any], list[str]]:
     return {"format": SUMMARY_FORMAT, "gpu": document["identity"]["gpu"], "rows": rows}, wrong
 
 
-def write(out: Path, source: Path, *, lane: str, code: str) -> list[str]:
+def write(out: Path, source: Path, *, lane: str) -> list[str]:
     """Prove the record of `source` and write its summary to the file `out`, sealed; returns what does not hold."""
     summary, wrong = check(source)
     if wrong:
@@ -159,6 +159,6 @@ def write(out: Path, source: Path, *, lane: str, code: str) -> list[str]:
         outputs=[out],
         inputs=[source / CONTENTS, source / RUN],
         parameters={"lane": lane},
-        code=code,
+        modules=[__name__],
     )
     return []

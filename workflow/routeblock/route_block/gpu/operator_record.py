@@ -30,7 +30,7 @@ from routeblock.cuda.operators import (
     wheel_version,
 )
 from routeblock.errors import InputError
-from routeblock.evidence.digest import sha256_array, sha256_file, sha256_json
+from routeblock.evidence.digest import code_digest, sha256_array, sha256_file, sha256_json
 from routeblock.evidence.files import write_json
 from routeblock.evidence.gpu_record import GpuRecord, plain
 from routeblock.route_block.gpu import operator_cases as cases
@@ -186,7 +186,7 @@ def _missing(rig: _Rig, placement: str) -> dict[str, Any]:
     }
 
 
-def write(out: Path, *, code: str, progress: Callable[[str], None] = print) -> None:
+def write(out: Path, *, progress: Callable[[str], None] = print) -> None:
     """Record every part into `out`/operator.json, sealed and packed. Raises InputError when a part fails that should
     not: the process of a missing expert may end as it likes, and that is what is recorded of it.
     """
@@ -211,11 +211,11 @@ def write(out: Path, *, code: str, progress: Callable[[str], None] = print) -> N
     document = {
         "format": FORMAT,
         "seed": cases.SEED,
-        "identity": {"source": code, **identities[0]},
+        "identity": {"source": code_digest(__name__), **identities[0]},
         "parts": {part: document["found"] for part, document in found.items()},
     }
     write_json(out / RUN, document)
-    FOLDER.seal(out, Path(cases.__file__), sha256_json({"seed": cases.SEED}), code)
+    FOLDER.seal(out, Path(cases.__file__), sha256_json({"seed": cases.SEED}), __name__)
 
 
 def _run(names: Sequence[str], folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from routeblock.evidence.record import restored_list
 SOURCE_FORMAT, FORMAT = "routeblock.unassisted.v1", "routeblock.probe_control.v1"
 
 
-def compare(lane: str, folder: Path, out: Path, *, code: str) -> list[str]:
+def compare(lane: str, folder: Path, out: Path) -> list[str]:
     """Compare with_probe.json and without_probe.json of `folder` launch by launch, sealed; the launches that differ.
 
     Raises InputError unless one was made with the probe and one without, on one fixture and GPU, by one extension.
@@ -67,7 +67,7 @@ def compare(lane: str, folder: Path, out: Path, *, code: str) -> list[str]:
         outputs=[out],
         inputs=[assisted, alone, *restored_list(folder)],
         parameters={"lane": lane},
-        code=code,
+        modules=[__name__],
     )
     return [f"{row['launch']} with the plan of {row['plan']}" for row in rows if not row["same"]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from routeblock.cuda.gpu_lock import Turn
 from routeblock.cuda.operators import MAX_BLOCKS_PER_SM
-from routeblock.evidence.digest import sha256_array
+from routeblock.evidence.digest import code_digest, sha256_array
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.moe.launches import Launch
@@ -22,7 +22,7 @@ FORMAT = "routeblock.unassisted.v1"
 THREAD_SIZES = ((64, 128), (128, 64))
 
 
-def launch_multiples(lane: CudaLane, fixture_folder: Path, out: Path, *, turn: Turn, code: str) -> None:
+def launch_multiples(lane: CudaLane, fixture_folder: Path, out: Path, *, turn: Turn) -> None:
     """Write the SHA-256 of every surface at 1 to 4 blocks per SM, both stored plans, both thread sizes.
 
     Which of both ways this was (`probed`) and whether grids were recorded or computed stands in the document.
@@ -52,7 +52,7 @@ def launch_multiples(lane: CudaLane, fixture_folder: Path, out: Path, *, turn: T
         "probed": lane.probed,
         "sms": session.device.sms,
         "launches": rows,
-        "identity": {"source": code, **asdict(session.computer())},
+        "identity": {"source": code_digest(__name__, *lane.modules), **asdict(session.computer())},
     }
     write_json(out, document)
     seal(
@@ -61,5 +61,5 @@ def launch_multiples(lane: CudaLane, fixture_folder: Path, out: Path, *, turn: T
         outputs=[out],
         inputs=[fixture_folder / name for name in (SPEC, LAYER, INPUTS, PLANS)],
         parameters={"probed": lane.probed},
-        code=code,
+        modules=[__name__, *lane.modules],
     )

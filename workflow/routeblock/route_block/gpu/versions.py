@@ -23,7 +23,7 @@ SURFACES = {"w13": "w13", "activation": "act", "w2": "w2", "final": "fin"}  # ou
 ORDERS = ("stable", "rev")
 
 
-def compare(results: Sequence[Path], golden: Path, out: Path, *, contents: Path | None = None, code: str) -> None:
+def compare(results: Sequence[Path], golden: Path, out: Path, *, contents: Path | None = None) -> None:
     """Write, for each result (its file is named after the version), surfaces that are the recorded ones, sealed.
 
     contents: the list of committed results with their SHA-256, which have to be exactly these. Raises InputError if a
@@ -48,7 +48,7 @@ def compare(results: Sequence[Path], golden: Path, out: Path, *, contents: Path 
         outputs=[out],
         inputs=[*results, golden / DIGESTS, *([contents] if contents else [])],
         parameters={},
-        code=code,
+        modules=[__name__],
     )
 
 

@@ -191,7 +191,7 @@ def _conditions(document: dict[str, Any], protocol: Protocol) -> Iterator[dict[s
         }
 
 
-def write(out: Path, source: Path, fixture_folder: Path, protocol_path: Path, *, lane: str, code: str) -> list[str]:
+def write(out: Path, source: Path, fixture_folder: Path, protocol_path: Path, *, lane: str) -> list[str]:
     """Prove the record of `source` again and write its summary to the file `out`, sealed.
 
     Returns what `disagreements` finds; then nothing is written.
@@ -223,6 +223,6 @@ def write(out: Path, source: Path, fixture_folder: Path, protocol_path: Path, *,
             *(fixture_folder / name for name in (SPEC, LAYER, INPUTS)),
         ],
         parameters={"lane": lane},
-        code=code,
+        modules=[__name__],
     )
     return []

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.cuda.operators import read_alignment, to_device
-from routeblock.evidence.digest import sha256_array
+from routeblock.evidence.digest import code_digest, sha256_array
 from routeblock.evidence.files import write_json
 from routeblock.evidence.tensors import save_tensors
 from routeblock.moe.launches import Launch
@@ -51,7 +51,7 @@ class Seen:
         return {"outcomes": list(self.number), "calls": self.calls}
 
 
-def serve(lane: CudaLane, fixture_folder: Path, protocol_path: Path, what: str, out: Path, *, code: str) -> None:
+def serve(lane: CudaLane, fixture_folder: Path, protocol_path: Path, what: str, out: Path) -> None:
     """Prepare, print `ready`, wait for a line on stdin, then do `what` (a history, or `repetition`) and write `out`."""
     fixture, protocol = load_fixture(fixture_folder), load(protocol_path)
     lane.prepare(fixture)
@@ -69,7 +69,7 @@ def serve(lane: CudaLane, fixture_folder: Path, protocol_path: Path, what: str, 
             "began_ns": began,
             "ended_ns": time.time_ns(),
             "prelude": session.has_prelude,
-            "identity": {"source": code, **asdict(session.computer())},
+            "identity": {"source": code_digest(__name__, *lane.modules), **asdict(session.computer())},
             "telemetry": session.telemetry(),
             **found,
         },

@@ -78,7 +78,6 @@ def write(
     fixture_folder: Path,
     protocol_path: Path,
     *,
-    code: str,
     preparing: int = PREPARING,
     progress: Callable[[str], None] = print,
 ) -> None:
@@ -114,7 +113,7 @@ def write(
             for process in waiting:
                 process.end()
         _assemble(out, done, fixture.digest, protocol.digest())
-    FOLDER.seal(out, protocol_path, protocol.digest(), code)
+    FOLDER.seal(out, protocol_path, protocol.digest(), __name__)
 
 
 def _assemble(out: Path, done: Sequence[tuple[dict[str, Any], Path]], fixture: str, protocol: str) -> None:

@@ -22,7 +22,6 @@ def freeze(
     *,
     plans_path: Path | None = None,
     superseded: bool = False,
-    code: str,
 ) -> None:
     """Write the prediction for a lane at a point to the file `out`, and its manifest beside it.
 
@@ -46,5 +45,5 @@ def freeze(
         outputs=[out],
         inputs=[fixture_folder / SPEC, plans_path or fixture_folder / PLANS],
         parameters={"lane": lane, "point": point, "plan_source": plan_source, "superseded": superseded},
-        code=code,
+        modules=[__name__],
     )

@@ -75,7 +75,6 @@ def check(
     seed: int,
     out: Path,
     *,
-    code: str,
     progress: Callable[[float], None] | None = None,
 ) -> list[str]:
     """Write every comparison to the file `out`, sealed; returns what did not hold, in words."""
@@ -128,6 +127,6 @@ def check(
         outputs=[out],
         inputs=[fixture_folder / name for name in (SPEC, LAYER, INPUTS)],
         parameters={"lane": lane, "plans": plans, "grids": list(grids), "seed": seed},
-        code=code,
+        modules=[__name__],
     )
     return faults

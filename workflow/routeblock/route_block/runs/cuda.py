@@ -102,6 +102,7 @@ class CudaLane:
     """
 
     status = "observed"
+    modules = (__name__, "routeblock.cuda.grid_probe", "routeblock.cuda.gpu_lock")
 
     def __init__(self, extension: Path, activation: Path | None = None, *, probed: bool = True) -> None:
         self.extension, self.activation, self.probed = extension, activation, probed

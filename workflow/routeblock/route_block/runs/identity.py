@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from routeblock.evidence.digest import code_digest
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.route_block.runs.lane import Lane
 
 FORMAT = "routeblock.expected_identity.v1"
+RUN = "routeblock.route_block.runs.run"  # whose digest, with the lane's, a run carries as its source
 BEFORE = "before the first run, as its input"
 
 
-def freeze(lane_name: str, lane: Lane, source: str, out: Path, *, code: str) -> None:
-    """Write what `lane` would compute with now, and `source`, the digest of the code that runs a cell, to `out`.
+def freeze(lane_name: str, lane: Lane, out: Path) -> None:
+    """Write what `lane` would compute with now, and the digest of the code that runs a cell, to `out`.
 
     Sealed. Raises InputError where this machine cannot run the lane.
     """
@@ -22,10 +24,17 @@ def freeze(lane_name: str, lane: Lane, source: str, out: Path, *, code: str) -> 
     document = {
         "format": FORMAT,
         "lane": lane_name,
-        "source": source,
+        "source": code_digest(RUN, *lane.modules),
         "binary": computer.binary,
         "environment": dict(computer.environment),
         "frozen": BEFORE,
     }
     write_json(out, document)
-    seal(out.with_suffix(SUFFIX), rule="identity", outputs=[out], inputs=[], parameters={"lane": lane_name}, code=code)
+    seal(
+        out.with_suffix(SUFFIX),
+        rule="identity",
+        outputs=[out],
+        inputs=[],
+        parameters={"lane": lane_name},
+        modules=[__name__, RUN, *lane.modules],
+    )

@@ -64,6 +64,10 @@ class Lane(Protocol):
 
     status: str
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Those whose code computes here, for the seal of a run."""
+
     def prepare(self, fixture: LayerFixture) -> None:
         """Do what needs no device (imports, packing), so that another process may use it meanwhile."""
 

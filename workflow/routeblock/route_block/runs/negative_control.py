@@ -25,6 +25,7 @@ class _Tripwire:
     """A lane that computes nothing and raises when it is reached."""
 
     status = "control"
+    modules = ()
 
     def prepare(self, fixture: LayerFixture) -> None:
         """Called before a device is touched."""
@@ -39,7 +40,7 @@ class _Tripwire:
         raise _ArithmeticReachedError
 
 
-def control(fixture_folder: Path, prediction_path: Path, lane: str, out: Path, *, code: str) -> bool:
+def control(fixture_folder: Path, prediction_path: Path, lane: str, out: Path) -> bool:
     """Try to run `full_k` from a superseded prediction and write what happened; whether it was refused."""
     prediction, digest = load_prediction(prediction_path)
     found = next((c for c in prediction["controls"] if c["name"] == NAME), None)
@@ -62,7 +63,6 @@ def control(fixture_folder: Path, prediction_path: Path, lane: str, out: Path, *
                 history="H0",
                 replicate=1,
                 out=Path(folder) / "run",
-                code=code,
             )
         except InputError as e:
             refusal = {"what": e.what, "limit": e.limit, "way_out": e.way_out}
@@ -82,6 +82,6 @@ def control(fixture_folder: Path, prediction_path: Path, lane: str, out: Path, *
         outputs=[out],
         inputs=[prediction_path, fixture_folder / SPEC],
         parameters={"lane": lane},
-        code=code,
+        modules=[__name__],
     )
     return refusal is not None

@@ -31,7 +31,7 @@ CENSUS, PROBE_CONTROL = "census", "probe_control"
 PLAN_FILES = ("prediction.json", "prediction.manifest.json", "plans.json", "plans.safetensors", "plans.manifest.json")
 
 
-def pack_evidence(results: Sequence[Path], add: Sequence[Path], out: Path, *, code: str) -> None:
+def pack_evidence(results: Sequence[Path], add: Sequence[Path], out: Path) -> None:
     """Write the evidence of results folders, and that of folders packed before, to the folder `out`, sealed.
 
     Raises InputError when there is none, when a group comes with two contents, and when fixtures
@@ -71,7 +71,7 @@ def pack_evidence(results: Sequence[Path], add: Sequence[Path], out: Path, *, co
             outputs=[folder / INDEX, folder / STORE, *(folder / f"{name}{LINES_SUFFIX}" for name in groups)],
             inputs=[],
             parameters={},
-            code=code,
+            modules=[__name__],
         )
 
 
@@ -158,7 +158,7 @@ def _read(folder: Path, tensors: Tensors) -> Iterator[tuple[str, list[Line], dic
         yield name, _group(folder, index, name), facts, index["fixture"]
 
 
-def restore(fixture_folder: Path, evidence: Path, group: str, out: Path, *, code: str) -> None:
+def restore(fixture_folder: Path, evidence: Path, group: str, out: Path) -> None:
     """Rebuild a recorded group in the folder `out`, restored.json with the digest of every file beside it.
 
     Raises InputError if the evidence is of another fixture, or if one byte is not as recorded.
@@ -188,7 +188,7 @@ def restore(fixture_folder: Path, evidence: Path, group: str, out: Path, *, code
         # What it lists was made by processes elsewhere: as its input, so that it is made again with any of it.
         inputs=[*made, *(evidence / name for name in (INDEX, STORE, f"{group}{LINES_SUFFIX}"))],
         parameters={"group": group},
-        code=code,
+        modules=[__name__],
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.errors import InputError
-from routeblock.evidence.digest import canonical_json, sha256_array, sha256_json
+from routeblock.evidence.digest import canonical_json, code_digest, sha256_array, sha256_json
 from routeblock.evidence.files import atomic_folder
 from routeblock.evidence.manifest import seal
 from routeblock.evidence.record import (
@@ -122,7 +122,6 @@ def run(
     history: str,
     replicate: int,
     out: Path,
-    code: str,
     rule: str = "run",
     plans_path: Path | None = None,
     turn: Turn | None = None,
@@ -130,7 +129,7 @@ def run(
 ) -> Record:
     """Run one cell and write its folder.
 
-    `rule`, `code`: what the seal names as maker. `plans_path`: the captured plans of H0 and H1; default: the fixture's
+    `rule`: what the seal names as maker. `plans_path`: the captured plans of H0 and H1; default: the fixture's
     stored ones. `turn`: when this process may use its GPU; None for a lane without one. `identity_path`: the expected
     identity, frozen before; it is sealed as an input, and the scorer holds the run against it. Raises InputError,
     before any arithmetic, if fixture, prediction, plan and launch do not fit one another, and after it if the lane used
@@ -179,7 +178,7 @@ def run(
         plan,
         launches,
         outcome,
-        code,
+        code_digest(*_modules(lane)),
     )
     telemetry = {
         "start": started.isoformat(),
@@ -194,7 +193,7 @@ def run(
     }
     inputs = [prediction_path, *(fixture_folder / name for name in (SPEC, LAYER, INPUTS, PLANS))]
     inputs += [path for path in (plans_path, identity_path) if path]
-    _write(out, record, outcome, telemetry, inputs, rule, code)
+    _write(out, record, outcome, telemetry, inputs, rule, _modules(lane))
     return record
 
 
@@ -228,6 +227,11 @@ def _check_consumed(
                     limit=f"a grid of {launch.grid} blocks was asked for, which gives {wanted_slices}",
                     way_out="report this lane: what it computed is no run of this cell",
                 )
+
+
+def _modules(lane: Lane) -> tuple[str, ...]:
+    """Those whose code makes a run on this lane."""
+    return (__name__, *lane.modules)
 
 
 def _record(
@@ -308,7 +312,7 @@ def _write(
     telemetry: Mapping[str, Any],
     inputs: Sequence[Path],
     rule: str,
-    code: str,
+    modules: Sequence[str],
 ) -> None:
     plan = outcome.plan
     tensors: dict[str, NDArray[Any]] = {
@@ -327,7 +331,7 @@ def _write(
             outputs=[folder / RECORD, folder / TENSORS],
             inputs=inputs,
             parameters=parameters,
-            code=code,
+            modules=modules,
         )
         # Sealed apart: telemetry differs from run to run. The scorer reads the process in it, tables read none of it.
         seal(
@@ -336,5 +340,5 @@ def _write(
             outputs=[folder / TELEMETRY],
             inputs=[folder / RECORD],
             parameters=parameters,
-            code=code,
+            modules=modules,
         )

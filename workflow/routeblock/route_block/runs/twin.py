@@ -65,6 +65,7 @@ class TwinLane:
     def __init__(self, name: str) -> None:
         self.facts = lane_facts(name)
         self.status = self.facts.status
+        self.modules = (__name__,)
 
     def prepare(self, fixture: LayerFixture) -> None:
         """Nothing: no other process waits for a CPU."""

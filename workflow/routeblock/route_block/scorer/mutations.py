@@ -352,7 +352,6 @@ def mutate(
     replicates: int,
     declared: Path,
     out: Path,
-    code: str,
     plans: Path | None = None,
     keep: Path | None = None,
     lane: str | None = None,
@@ -401,6 +400,6 @@ def mutate(
         outputs=[out],
         inputs=[declared, *inputs_of(study, plans), *files_of_runs(study, runs, replicates)],
         parameters={"replicates": replicates},
-        code=code,
+        modules=[__name__],
     )
     return results

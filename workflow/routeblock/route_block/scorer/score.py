@@ -142,7 +142,6 @@ def score(
     runs: Path,
     replicates: int,
     out: Path,
-    code: str,
     plans: Path | None = None,
     lane: str | None = None,
     golden: Path | None = None,
@@ -172,7 +171,7 @@ def score(
         outputs=[out],
         inputs=[*inputs_of(study, plans), *([golden] if golden else []), *files_of_runs(study, runs, replicates)],
         parameters={"replicates": replicates},
-        code=code,
+        modules=[__name__],
     )
     return verdict
 
