@@ -18,6 +18,7 @@ include: "workflow/rules/probe.smk"
 include: "workflow/rules/runs.smk"
 include: "workflow/rules/census.smk"
 include: "workflow/rules/evidence.smk"
+include: "workflow/rules/native.smk"
 include: "workflow/rules/random_plans.smk"
 include: "workflow/rules/mutations.smk"
 include: "workflow/rules/score.smk"
@@ -25,6 +26,7 @@ include: "workflow/rules/tables.smk"
 include: "workflow/rules/build.smk"
 include: "workflow/rules/sweep.smk"
 include: "workflow/rules/confirmation.smk"
+include: "workflow/rules/recordings.smk"
 include: "workflow/rules/statistics.smk"
 include: "workflow/rules/alignment_cost.smk"
 include: "workflow/rules/peers.smk"
@@ -51,3 +53,4 @@ rule all:
         grouped.identities(CONFIG),
         [f"results/figures/{target.name}.svg" for target in FIGURES],
         rules.report.output,
+        rules.bundle.output,

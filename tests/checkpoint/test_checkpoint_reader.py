@@ -374,3 +374,15 @@ def test_what_is_generated_is_what_can_be_used(
     assert main(["generate-checkpoint", str(tmp_path / "a" / "b" / "c"), *options.split()]) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_group_over_k_is_reported_as_the_operator_sees_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank's share of W2 has 128 rows, which are one group of 128: one scale per column."""
+    root = generate(tmp_path / "c", replace(SMALL, hidden=256, intermediate=256, group_size=128, experts=2))
+    assert main(["checkpoint", str(root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("tensor parallel 1: W13 N=512, K=256, group 128; W2 N=256, K=256, group 128" in line for line in lines)
+    assert any("tensor parallel 2: W13 N=256, K=256, group 128; W2 N=256, K=128, one scale per column" in line
+               for line in lines)  # fmt: skip

@@ -51,6 +51,12 @@ def test_without_groups_the_share_is_not_rounded() -> None:
     assert partition(3, 256, 2048, 128, 64, 132, 256).iters == 4
 
 
+def test_one_group_over_k_is_cut_as_one_scale_a_column() -> None:
+    assert partition(3, 256, 256, 128, 64, 132, 256) == partition(3, 256, 256, 128, 64, 132, -1)
+    assert partition(3, 256, 256, 128, 64, 8, 256).iters == 3
+    assert slices_by_tile(6, 4, 8, 256, 64) == slices_by_tile(6, 4, 8, -1, 64)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.integers(1, 40),

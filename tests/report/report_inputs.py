@@ -81,10 +81,36 @@ def study_rows() -> Rows:
         for lane, device, change in (
             ("recorded-h200", "gpu0", 4.31),
             ("recorded-h200", "gpu1", 2.72),
+            ("recorded-h200-fresh", "gpu0", 4.31),
+            ("recorded-h200-stream", "gpu0", 6.96),
             ("cpu", "cpu0", -9.0),
         )
         for slots, told in ((64, 0.66), (256, -4.21))
     ]
+    for row in confirmation:
+        if row["lane"] != "recorded-h200-stream":
+            row |= {"v100_gpu0_change": None, "v100_gpu1_change": None}
+    history = [
+        {"lane": "recorded-h200", "gpu": "NVIDIA H200", "outcome": "plan", "pairs": 24, "calls": 4800, "alpha": 0.05}
+        | {"distinct_h0": 20, "distinct_h1": 10, "distinct_both": 0, "statistic": 1.0, "null_median": 0.17, "p": 0.0001}
+        | {"processes_with_one_h0": 0, "processes_with_one_h1": 0, "verdict": "shifted"}
+    ]
+    repetition = [
+        {"lane": "recorded-h200", "gpu": "NVIDIA H200", "condition": name, "repeats": repeats}
+        for name, repeats in (("as in the study", False), ("one warp of routes", True))
+    ]
+    beyond = [
+        {"lane": "recorded-h200", "device": "gpu0", "campaign": "l2_ratio", "schedule": "band32", "scope": "inclusive"}
+        | {"slots": slots, "change_percent": change, "verdict": "faster"}
+        for slots, change in ((16, -11.5), (256, -15.0))
+    ]
+    counters = [
+        {"kind": kind, "slots": slots, "schedule": "band32", "dram_read_mb": mb, "dram_read_change_percent": change}
+        for kind, slots, mb, change in (
+            ("study", 16, 0.6, 0.0), ("study", 256, 6.1, 249.0),
+            ("l2_ratio", 16, 103.2, -5.4), ("l2_ratio", 256, 275.5, -85.6),
+        )
+    ]  # fmt: skip
     studies = [w | {"runs": 70, "plans_read_back": 70} for w in where]
     found = {
         "studies": studies,
@@ -93,6 +119,7 @@ def study_rows() -> Rows:
         "agreement": agreement,
         "census": census,
     }
+    found |= {"history": history, "repetition": repetition, "beyond_study": beyond, "schedule_counters": counters}
     return found | {"alignment_cost": cost, "confirmation": confirmation}
 
 

@@ -68,6 +68,10 @@ def with_entry(place: int, value: int) -> AlignedPlan:
         ({"plan": with_entry(0, 6)}, "sentinel before a route"),
         ({"plan": edited(expert_ids=np.array([0], np.int32))}, "1 experts"),
         ({"plan": edited(expert_ids=np.array([0, 2], np.int32))}, "expert ids"),
+        (
+            {"plan": edited(expert_ids=np.array([0, -1], np.int32))},
+            "expert id -1 in block 1; .*before the weights",
+        ),
         ({"plan": edited(block_size=7)}, "blocks of 7"),
         ({"plan": edited(num_tokens_post_padded=12)}, "12 rows"),
         ({"topk_weights": np.ones((3, 2))}, "topk_weights float64"),
@@ -179,3 +183,25 @@ def test_a_layer_refuses_a_plan_of_another_routing() -> None:
     assert run(exchange(PLAN, 0, 3), IDS)["final"].shape == (3, 128)
     with pytest.raises(InputError, match="moe_layer"):
         run(PLAN, 1 - IDS)
+
+
+def test_the_alignment_of_the_fused_path_makes_no_block_without_an_expert() -> None:
+    here = align(IDS, 2, 8, expert_map=np.array([-1, 0], np.int32))
+    assert here.expert_ids.tolist() == [0] and here.members(0) == [1, 2, 5]
+    first = {name: GOOD[name][1:] for name in ("q", "zeros", "scales")}
+    out = moe_gemm(**(GOOD | first | {"plan": here}))
+    whole = moe_gemm(**GOOD)
+    assert not out[[0, 3, 4]].any()
+    assert out[[1, 2, 5]].view(np.uint16).tolist() == whole[[1, 2, 5]].view(np.uint16).tolist()
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_one_group_over_k_is_a_scale_of_the_column(zeros: bool) -> None:
+    one = {name: np.ascontiguousarray(GOOD[name][:, :1]) for name in ("zeros", "scales")}
+    if not zeros:
+        one["zeros"] = None
+    by_size, by_column = (moe_gemm(**(GOOD | one | {"group_size": g})) for g in (128, -1))
+    assert np.array_equal(by_size.view(np.uint16), by_column.view(np.uint16))
+    each = {name: None if x is None else np.repeat(x, 2, axis=1) for name, x in one.items()}
+    inside = moe_gemm(**(GOOD | each | {"group_size": 64}))
+    assert (inside.view(np.uint16) != by_size.view(np.uint16)).any()

@@ -89,6 +89,15 @@ STUDIES = {
                     "cuda.census.processes": 1,
                 },
             ),
+            Case(
+                "a guarded window, without the lane cuda",
+                {
+                    "window.before": ["true"],
+                    "window.check": ["true"],
+                    "window.after": ["true"],
+                    "window.resident": ["vllm"],
+                },
+            ),
             Case("one lane of study B less", {"grouped_schedule.lanes": ["recorded-h200"]}),
             Case("another minimum effect", {"grouped_schedule.minimum_effect": 0.02}),
             Case("other threads", {"grouped_schedule.cpu_threads": 1}),

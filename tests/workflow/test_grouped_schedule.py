@@ -50,10 +50,21 @@ def test_recorded_gpus_are_proved_one_by_one(checkout: Checkout, monkeypatch: py
             for name in targets.FILES:
                 (folder / name).touch()
     (checkout.root / RECORDED / "contents.json").touch()
+    for recording in targets.RECORDINGS.values():
+        for kind in recording.kinds:
+            folder = checkout.root / recording.source / "cuda" / "gpu0" / kind
+            folder.mkdir(parents=True)
+            for name in targets.FILES:
+                (folder / name).touch()
+        (checkout.root / recording.source / "contents.json").touch()
+    (checkout.root / targets.COUNTERS).mkdir(parents=True)
+    for name in ("counters.json", "contents.json"):
+        (checkout.root / targets.COUNTERS / name).touch()
     jobs = checkout.would_run(monkeypatch, "bundle")
     proved = [wildcards for rule, wildcards in jobs if rule == "recorded"]
     assert len(proved) == 6 and {w["device"] for w in proved} == {"gpu0", "gpu1"}
-    assert {rule for rule, _ in jobs} == {"recorded", *(rule for rule, _ in AFTER)}
+    own = {"other_recorded", "other_statistics", "other_validation"}
+    assert {rule for rule, _ in jobs} == {"recorded", *own, *(rule for rule, _ in AFTER)}
 
 
 def test_a_kernel_is_built_for_the_named_architecture(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:

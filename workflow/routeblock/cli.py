@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
-from routeblock import cli_alignment, cli_diagnose, cli_dispatch, cli_explain, cli_figures, cli_grouped
+from routeblock import cli_alignment, cli_diagnose, cli_dispatch, cli_explain, cli_figures, cli_grouped, cli_native
 from routeblock.errors import InputError
 
 
@@ -69,6 +69,7 @@ cli_dispatch.register(app)
 cli_figures.register(app)
 cli_diagnose.register(app)
 cli_explain.register(app)
+cli_native.register(app)
 
 LAST_SEED = 2**63 - 1  # as config.yaml has it: what a column of a table can hold
 

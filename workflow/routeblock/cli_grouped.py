@@ -89,6 +89,43 @@ def record_gpus(
     print(record_gpus.run(out, protocol, sanitizer=sanitizer))
 
 
+def record_grouped_counters(
+    out: Out,
+    cubin: Annotated[Path, typer.Option(help="A cubin of q6k_schedules.")],
+    protocol: ProtocolFile = PROTOCOL,
+    counters: Annotated[Path, typer.Option(help="The committed protocol of the counting.")] = Path(
+        "fixtures/protocols/grouped_counters.json"
+    ),
+) -> None:
+    """Count DRAM bytes, L2 hits and issue of study B's schedules by ncu on the first GPU; a refusal is recorded."""
+    from routeblock.grouped_schedule import counters as counting
+
+    print(counting.write(out, protocol, counters, cubin))
+
+
+def window(
+    command: Annotated[list[str], typer.Argument(help="What to measure, after --.")],
+    out: Annotated[Path, typer.Option(help="File to write: what happened; its manifest goes beside it.")],
+    before: Annotated[list[str] | None, typer.Option(help="A shell command that drains and holds; repeat.")] = None,
+    check: Annotated[list[str] | None, typer.Option(help="A shell command: 0 while it is so; repeat.")] = None,
+    after: Annotated[list[str] | None, typer.Option(help="A shell command that opens again; repeat.")] = None,
+    resident: Annotated[list[str] | None, typer.Option(help="A process that may stay on the GPU; repeat.")] = None,
+    yields: Annotated[
+        Path | None, typer.Option(help="What the command writes: taken away if the window fails.")
+    ] = None,
+) -> None:
+    """Measure in a guarded window: drain, check, run, check, verify the cleanup, open. Exits 1 if a check failed."""
+    import json
+
+    from routeblock.cuda import window as guarded
+
+    settings = guarded.Settings(*(tuple(given or ()) for given in (before, check, after, resident)))
+    status = guarded.run(settings, command, yields, out)
+    if status:
+        print(guarded.failed(out, json.loads(out.read_bytes())["steps"]))
+        raise typer.Exit(status)
+
+
 def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | None, threads: int) -> None:
     from routeblock.grouped_schedule import lanes
 
@@ -197,6 +234,11 @@ def grouped_table(
     ),
     sanitizer: Annotated[list[Path] | None, typer.Option(help="A sanitizer.json; repeat it.")] = None,
     mutations: MutationsFile = None,
+    other: Annotated[
+        list[Path] | None,
+        typer.Option(help="Records under their own protocol, with what it made of them; repeat."),
+    ] = None,
+    counters: Annotated[Path | None, typer.Option(help="A record of record-grouped-counters.")] = None,
 ) -> None:
     """Write one table of study B as .parquet, .csv and .md."""
     from routeblock.grouped_schedule import tables
@@ -210,6 +252,8 @@ def grouped_table(
         validation,
         sanitizers=sanitizer or (),
         mutations_file=mutations,
+        others=other or (),
+        counters=counters,
     )
 
 
@@ -220,6 +264,8 @@ COMMANDS = (
     beyond,
     sanitize,
     record_gpus,
+    record_grouped_counters,
+    window,
     recorded,
     recorded_documents,
     statistics,

@@ -111,6 +111,22 @@ class GroupedSchedule(_Section):
     """Threads of lane cpu, at most."""
 
 
+Command = Annotated[str, Field(min_length=1)]
+
+
+class Window(_Section):
+    """Commands around each timed run on this machine's GPUs, where something else is served there."""
+
+    before: tuple[Command, ...]
+    """Drain what is served and hold its queue."""
+    check: tuple[Command, ...]
+    """Exit 0 while it is drained and held: right before the first batch and after the last."""
+    after: tuple[Command, ...]
+    """Open it again, whatever happened."""
+    resident: tuple[Annotated[str, Field(pattern=r"^[^,]+$")], ...]
+    """Names of processes that may stay on a GPU without rejecting batches."""
+
+
 class Checkpoint(_Section):
     """Where fixture `checkpoint` comes from."""
 
@@ -198,6 +214,8 @@ class Config(_Section):
     """How the lane cuda uses this machine."""
     grouped_schedule: GroupedSchedule
     survey: Survey
+    window: Window
+    """A window around each timed run on this machine's GPUs; without commands and names there is none."""
 
 
 def load(path: Path) -> Config:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from routeblock.alignment_cost import targets as alignment
 from routeblock.evidence.digest import code_digest as code
+from routeblock.evidence.manifest import SUFFIX
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
 from routeblock.grouped_schedule import targets as grouped
 from routeblock.q6k_dispatch import targets as fast_paths

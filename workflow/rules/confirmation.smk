@@ -23,10 +23,11 @@ rule confirmation:
         gpu=lambda w: int(w.lane == "cuda"),
     params:
         code=code("routeblock.grouped_schedule.lanes"),
+        window=lambda w: grouped.window(CONFIG, w.lane, w.device, "confirmation"),
         out=subpath(output[0], parent=True),
         cubin=lambda w, input: [f"--cubin {path}" for path in input.cubin],
         # Apart from what depends on an input: that is no reason to run again.
         threads=lambda w: grouped.threads(CONFIG, w.lane),
     shell:
-        "routeblock confirm --device {wildcards.device} --protocol {input.protocol} {params.cubin} --threads {params.threads}"
+        "{params.window} routeblock confirm --device {wildcards.device} --protocol {input.protocol} {params.cubin} --threads {params.threads}"
         " --out {params.out} 2> {log}"

@@ -74,6 +74,8 @@ rule bundle:
         identities=grouped.identities(CONFIG),
         records=grouped.record_files(CONFIG),
         seals=grouped.record_seals(CONFIG),
+        others=grouped.other_files(CONFIG),
+        counters=grouped.counter_files(CONFIG),
         statistics=rules.statistics.output,
         validation=rules.validate_timings.output,
         tables=[f"results/tables/{name}.{suffix}" for name in grouped.TABLES for suffix in ("parquet", "csv", "md")],

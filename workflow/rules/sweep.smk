@@ -24,12 +24,13 @@ rule sweep:
         gpu=lambda w: int(w.lane == "cuda"),
     params:
         code=code("routeblock.grouped_schedule.lanes"),
+        window=lambda w: grouped.window(CONFIG, w.lane, w.device, "sweep"),
         out=subpath(output[0], parent=True),
         cubin=lambda w, input: [f"--cubin {path}" for path in input.cubin],
         # Apart from what depends on an input: that is no reason to run again.
         threads=lambda w: grouped.threads(CONFIG, w.lane),
     shell:
-        "routeblock sweep --device {wildcards.device} --protocol {input.protocol} {params.cubin} --threads {params.threads}"
+        "{params.window} routeblock sweep --device {wildcards.device} --protocol {input.protocol} {params.cubin} --threads {params.threads}"
         " --out {params.out} 2> {log}"
 
 
@@ -52,9 +53,10 @@ rule beyond:
         gpu=1,
     params:
         code=code("routeblock.grouped_schedule.lanes"),
+        window=lambda w: grouped.window(CONFIG, "cuda", w.device, "beyond"),
         out=subpath(output[0], parent=True),
     shell:
-        "routeblock beyond --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
+        "{params.window} routeblock beyond --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
         " --out {params.out} 2> {log}"
 
 

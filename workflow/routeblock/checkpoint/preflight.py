@@ -24,6 +24,7 @@ from routeblock.checkpoint.layout import (
 from routeblock.checkpoint.model import CONFIG, Model
 from routeblock.checkpoint.shards import Catalogue, shard_names
 from routeblock.errors import InputError
+from routeblock.moe.partition import operator_group
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 
@@ -126,9 +127,14 @@ def _constants(checkpoint: Checkpoint, layer: int) -> list[InputError]:
 
 
 def shapes(model: Model, tensor_parallel: int = 1) -> dict[str, tuple[int, int, int]]:
-    """(N, K, group) of both GEMMs as one of `tensor_parallel` ranks has them."""
+    """(N, K, group) of both GEMMs as the operator sees them on one of `tensor_parallel` ranks."""
     share, group = model.intermediate // tensor_parallel, model.quantization.group_size
-    return {"W13": (2 * share, model.hidden, group), "W2": (model.hidden, share, group)}
+    sizes = {"W13": (2 * share, model.hidden), "W2": (model.hidden, share)}
+    return {gemm: (n, k, operator_group(group, k)) for gemm, (n, k) in sizes.items()}
+
+
+def _group_text(group: int) -> str:
+    return "one scale per column" if group == -1 else f"group {group}"
 
 
 def _describe(checkpoint: Checkpoint, catalogue: Catalogue, states: dict[int, State]) -> Iterator[str]:
@@ -137,9 +143,8 @@ def _describe(checkpoint: Checkpoint, catalogue: Catalogue, states: dict[int, St
     size = sum(p.stat().st_size for p in folder.files.values())
     yield f"{folder.root}: {len(folder.files)} files, {size:,} bytes, revision {folder.revision or 'not known'}"
     yield f"{model.model_type}: {model.num_layers} layers, {model.num_experts} experts, top-{model.top_k}"
-    group = "one scale per column" if q.group_size == -1 else f"group {q.group_size}"
     zeros = "zero points" if q.zero_points else "symmetric"
-    yield f"{q.container}: 4-bit, {group}, {zeros}"
+    yield f"{q.container}: 4-bit, {_group_text(q.group_size)}, {zeros}"
     yield _routing(model)
     for text, numbers in _runs(states, model):
         yield f"layers {ranges(numbers)}: {text}"
@@ -148,7 +153,7 @@ def _describe(checkpoint: Checkpoint, catalogue: Catalogue, states: dict[int, St
         if faults:
             yield f"tensor parallel {tp}: not possible: {faults[0].what}; {faults[0].limit}"
         else:
-            sizes = "; ".join(f"{gemm} N={n}, K={k}, group {g}" for gemm, (n, k, g) in shapes(model, tp).items())
+            sizes = "; ".join(f"{gemm} N={n}, K={k}, {_group_text(g)}" for gemm, (n, k, g) in shapes(model, tp).items())
             yield f"tensor parallel {tp}: {sizes}"
     used = {ref.shard for ref in catalogue.tensors.values()}
     yield f"shards: {len(used)}, {len(catalogue.tensors)} tensors"

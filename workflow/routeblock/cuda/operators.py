@@ -188,6 +188,13 @@ def padded_length(routes: int, num_experts: int, block_size: int) -> int:
     return min(routes * block_size, length) if routes < num_experts else length
 
 
+def read_alignment(buffers: DevicePlan, routes: int) -> AlignedPlan:
+    """The plan in an alignment's buffers, cut to num_tokens_post_padded; waits for torch's current stream."""
+    used, b = int(buffers.num_tokens_post_padded.cpu()[0]), buffers.block_size
+    ids, experts = to_host(buffers.sorted_token_ids)[:used], to_host(buffers.expert_rows)[: used // b]
+    return AlignedPlan(ids, experts, used, b, routes)
+
+
 def to_device(array: NDArray[Any], device: str) -> Any:
     """A numpy array as a torch tensor on `device`; bfloat16 arrays keep their bits."""
     import torch
@@ -320,27 +327,33 @@ class VllmOperators:
         topk_ids: int32 device tensor [M, k]; expert_map: int32 device tensor [num_experts] or None. Returns the plan
         cut to num_tokens_post_padded, with the expert ids that the operator wrote.
         """
+        buffers = self.alignment_buffers(topk_ids.numel(), num_experts, block_size)
+        self.align_into(buffers, topk_ids, num_experts, expert_map)
+        return read_alignment(buffers, topk_ids.numel())
+
+    def alignment_buffers(self, routes: int, num_experts: int, block_size: int) -> DevicePlan:
+        """Buffers for a plan, as long as vLLM makes them, uninitialised."""
         import torch
 
-        length = padded_length(topk_ids.numel(), num_experts, block_size)
-        sorted_ids = torch.empty((length,), dtype=torch.int32, device=self.device)
-        expert_ids = torch.empty((-(-length // block_size),), dtype=torch.int32, device=self.device)
-        total = torch.empty((1,), dtype=torch.int32, device=self.device)
+        def empty(size: int) -> Any:
+            return torch.empty((size,), dtype=torch.int32, device=self.device)
+
+        length = padded_length(routes, num_experts, block_size)
+        return DevicePlan(empty(length), empty(-(-length // block_size)), empty(1), block_size)
+
+    def align_into(self, buffers: DevicePlan, topk_ids: Any, num_experts: int, expert_map: Any = None) -> None:
+        """Launch vLLM's alignment into `buffers` on torch's current stream; nothing waits for it."""
         _call(
             self._align,
             {
                 "topk_ids": Value(topk_ids),
                 "num_experts": Value(num_experts),
-                "block_size": Value(block_size),
-                "sorted_token_ids": Value(sorted_ids),
-                "experts_ids": Value(expert_ids),
-                "num_tokens_past_padded": Value(total),
+                "block_size": Value(buffers.block_size),
+                "sorted_token_ids": Value(buffers.sorted_token_ids),
+                "experts_ids": Value(buffers.expert_rows),
+                "num_tokens_past_padded": Value(buffers.num_tokens_post_padded),
                 "maybe_expert_map": Value(expert_map, needed=expert_map is not None),
             },
-        )
-        used = int(total.cpu()[0])
-        return AlignedPlan(
-            to_host(sorted_ids)[:used], to_host(expert_ids)[: used // block_size], used, block_size, topk_ids.numel()
         )
 
     def moe_gemm(

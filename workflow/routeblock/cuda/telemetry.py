@@ -6,14 +6,17 @@ Nothing is ever set. A question that a machine refuses is answered -1, and stays
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from routeblock.errors import InputError
 
 UNKNOWN = -1
+RESIDENT_VARIABLE = "ROUTEBLOCK_RESIDENT"  # names of processes that may stay on a GPU, with commas: see cuda/window.py
 # NVML's bits of clock event reasons; idle, application clocks and sync boost are no throttling.
 CLOCK_EVENTS = {
     "sw_power_cap": 0x4,
@@ -57,6 +60,34 @@ def architectures() -> tuple[str, ...]:
     return tuple(found)
 
 
+def resident() -> frozenset[str]:
+    """Names of processes that may stay on a GPU while others measure: those of the window that this process is in."""
+    return frozenset(filter(None, os.environ.get(RESIDENT_VARIABLE, "").split(",")))
+
+
+def _others(nvml: Any, handle: Any, allowed: Iterable[str]) -> list[str]:
+    """Names of the compute processes on a GPU that are neither this one nor allowed; a pid where there is no name."""
+    found = []
+    for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        if process.pid == os.getpid():
+            continue
+        try:
+            name = nvml.nvmlSystemGetProcessName(process.pid)
+            name = Path(name.decode() if isinstance(name, bytes) else name).name
+        except nvml.NVMLError:
+            name = f"process {process.pid}"
+        if name not in allowed:
+            found.append(name)
+    return found
+
+
+def foreign(allowed: Iterable[str]) -> list[str]:
+    """Names of compute processes on this machine's GPUs that are not allowed. Raises InputError without a driver."""
+    nvml, names = _nvml(), frozenset(allowed)
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    return [name for handle in handles for name in _others(nvml, handle, names)]
+
+
 @dataclass(frozen=True)
 class State:
     """A GPU at one moment; -1 stands for an answer that was refused."""
@@ -76,6 +107,7 @@ class Gpu:
     def __init__(self, pci_bus_id: str) -> None:
         self._nvml = _nvml()
         self._handle = self._nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
+        self._resident = resident()
 
     def _ask(self, question: Callable[[], int]) -> int:
         try:
@@ -88,15 +120,20 @@ class Gpu:
         nvml, handle = self._nvml, self._handle
         return State(
             clock_events=self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
-            compute_processes=self._ask(lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle))),
+            compute_processes=self._ask(lambda: len(_others(nvml, handle, self._resident)) + self._own()),
             sm_clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             temperature_c=self._ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
         )
 
+    def _own(self) -> int:
+        pids = [p.pid for p in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)]
+        return int(os.getpid() in pids)
+
     def identity(self) -> dict[str, Any]:
-        """Name, driver and memory; nothing that names one particular board."""
+        """Name, driver and memory, and which processes may be resident; nothing that names one particular board."""
         nvml, handle = self._nvml, self._handle
-        return {
+        allowed = {"resident": sorted(self._resident)} if self._resident else {}
+        return allowed | {
             "name": nvml.nvmlDeviceGetName(handle),
             "driver": nvml.nvmlSystemGetDriverVersion(),
             "memory_bytes": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),

@@ -72,7 +72,8 @@ class CudaBackend:
         self._out = self.gpu.allocate(4 * cell.slots * cell.rows)
         self._graphs: dict[tuple[str, Scope], Any] = {}
 
-    def _grouping(self, arm: Arm) -> list[launch.Launch]:
+    def grouping(self, arm: Arm) -> list[launch.Launch]:
+        """The launches that make the order of the jobs for `arm`; none where jobs stay as they come."""
         if arm.grouping is Grouping.NONE:
             return []
         cell = self._fixture.cell
@@ -103,15 +104,20 @@ class CudaBackend:
             )
         ]
 
-    def _launches(self, arm: Arm, scope: Scope) -> list[launch.Launch]:
-        grouping = self._grouping(arm) if scope is Scope.INCLUSIVE else []
+    def launches(self, arm: Arm, scope: Scope) -> list[launch.Launch]:
+        """The launches of one call of `arm` on the loaded fixture."""
+        grouping = self.grouping(arm) if scope is Scope.INCLUSIVE else []
         return grouping + self._products(arm)
 
     def output(self, arm: Arm) -> NDArray[np.float32]:
         self.gpu.fill(self._out, int(POISON) & 0xFF)
         self.gpu.fill(self._order, 0xFF)
-        for each in self._launches(arm, Scope.INCLUSIVE):
+        for each in self.launches(arm, Scope.INCLUSIVE):
             each(self.gpu.stream)
+        return self.written()
+
+    def written(self) -> NDArray[np.float32]:
+        """What the output buffer holds now, after all work of the stream."""
         cell = self._fixture.cell
         return self.gpu.download(self._out, (cell.slots, cell.rows), np.float32)
 
@@ -122,7 +128,7 @@ class CudaBackend:
         """One batch for each scope."""
         plan, arm = self._protocol.timing.cuda, BY_NAME[series.side]
         # The compute scope reads an order that was made before: its own arm's, not another's.
-        for each in self._grouping(arm):
+        for each in self.grouping(arm):
             each(self.gpu.stream)
         self.gpu.stream.sync()
         clock = {Mode.GRAPH: self._replayed, Mode.STREAM: self._launched, Mode.COLD: self._cold}[self._setup.mode]
@@ -145,7 +151,7 @@ class CudaBackend:
         """
         start, end = self.gpu.events(2)
         if (arm.name, scope) not in self._graphs:
-            work, mark = self._launches(arm, scope), self.gpu.mark
+            work, mark = self.launches(arm, scope), self.gpu.mark
             self._graphs[arm.name, scope] = self.gpu.graph([*work * warmups, mark(start), *work * launches, mark(end)])
         self._graphs[arm.name, scope].launch(self.gpu.stream)
         self.gpu.stream.sync()
@@ -156,7 +162,7 @@ class CudaBackend:
 
     def _launched(self, arm: Arm, scope: Scope, warmups: int, launches: int) -> float:
         """Launches one by one: where the host is slower than the device, the host's time is what is seen."""
-        work, stream, (start, end) = self._launches(arm, scope), self.gpu.stream, self.gpu.events(2)
+        work, stream, (start, end) = self.launches(arm, scope), self.gpu.stream, self.gpu.events(2)
         for each in work * warmups:
             each(stream)
         stream.record(start)
@@ -167,7 +173,7 @@ class CudaBackend:
 
     def _cold(self, arm: Arm, scope: Scope, warmups: int, launches: int) -> float:
         """L2 overwritten before every launch, outside its time."""
-        work, stream = self._launches(arm, scope), self.gpu.stream
+        work, stream = self.launches(arm, scope), self.gpu.stream
         events = self.gpu.events(2 * (warmups + launches))
         pairs = list(zip(events[::2], events[1::2], strict=True))
         for start, end in pairs:

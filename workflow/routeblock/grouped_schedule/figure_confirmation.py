@@ -95,8 +95,9 @@ def _all(values: Sequence[float | None]) -> tuple[float, ...] | None:
 
 def _estimate(row: Row) -> Line:
     paid = is_paid(row)
+    recording = row["lane"].removeprefix("recorded-h200").replace("-", " ")  # one of several on one device
     return Line(
-        f"{row['device']}, {'grouping paid for' if paid else 'compute only'}",
+        f"{row['device']}{recording}, {'grouping paid for' if paid else 'compute only'}",
         _all([row[f"{end}_percent"] for end in _ENDS]),
         _all([row[f"floor_{end}_percent"] for end in _ENDS[1:]]),
         row["verdict"],

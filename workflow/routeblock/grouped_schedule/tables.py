@@ -14,11 +14,14 @@ from typing import Any
 from routeblock import tables
 from routeblock.cuda.telemetry import named_events
 from routeblock.declared import by_name, find
+from routeblock.errors import InputError
+from routeblock.evidence.archive import CONTENTS
+from routeblock.grouped_schedule import counters as counting
 from routeblock.grouped_schedule.batches import Batch
-from routeblock.grouped_schedule.campaigns import Campaign
+from routeblock.grouped_schedule.campaigns import Campaign, Mode
 from routeblock.grouped_schedule.schedules import Scope
 from routeblock.grouped_schedule.study import STUDY
-from routeblock.tables import Column, Row, Share, Table
+from routeblock.tables import Column, Row, Share, Table, numbers
 from routeblock.timing import edits_table as edited
 from routeblock.timing import statistics
 from routeblock.timing.record import Record, usable
@@ -29,13 +32,14 @@ from routeblock.timing.validation import must_agree
 @dataclass(frozen=True)
 class Evidence:
     """What tables are made from; `sanitizers` are the contents of `sanitizer.json` files, `edits` what became of the
-    edited copies of a record."""
+    edited copies of a record, `counters` what ncu counted."""
 
     comparisons: Sequence[Comparison]
     records: Sequence[Record]
     published: Row
     sanitizers: Sequence[Row] = ()
     edits: Sequence[Row] = ()
+    counters: Row | None = None
 
     @property
     def batches(self) -> Iterable[Batch]:
@@ -59,6 +63,7 @@ _ESTIMATE = (
     Column("clear_of_floor", "flag"),
 )
 _GPUS = (0, 1)
+RECONSTRUCTED = "paired_incumbent"
 _TIMES = ("control_us", "candidate_us")
 _CHANGES = ("change", "low", "high")
 
@@ -81,19 +86,25 @@ def _of(comparisons: Iterable[Comparison], *campaigns: Campaign) -> list[Compari
     return [c for c in comparisons if c.campaign in campaigns]
 
 
+def _comparable(c: Comparison) -> bool:
+    """Whether published values are of the same scope and mode: grouping charged, launched one by one."""
+    return bool(c.scope == Scope.INCLUSIVE and c.mode == Mode.STREAM)
+
+
 def confirmation(given: Evidence) -> list[Row]:
     """Does the schedule fixed in advance pay, once grouping is charged?
 
     The schedule fixed in advance against the control, in both scopes: times, change with interval, verdict, the A/A
-    floor and the published values (``v100_*``). *faster*, *slower*: the whole interval lies beyond the minimum
-    effect; *undecided*: it does not. **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    floor and, where launches were timed one by one as the source did, the published values (``v100_*``). *faster*,
+    *slower*: the whole interval lies beyond the minimum effect; *undecided*: it does not. **Observed** on lane ``cpu``,
+    **recorded** on ``recorded-h200`` and its further recordings, of which ``-fresh`` is on a seed that none had used.
     """
     told = {(p["gpu"], p["slots"], p["pool"]): p for p in given.published["confirmation"]}
     rows = []
     for c in _of(given.comparisons, Campaign.CONFIRMATION):
         row = _estimate(c)
         for gpu in _GPUS:
-            if c.scope == Scope.INCLUSIVE and (p := told.get((gpu, c.slots, c.pool))):
+            if _comparable(c) and (p := told.get((gpu, c.slots, c.pool))):
                 row |= {f"v100_gpu{gpu}_{part}": p[part] for part in (*_TIMES, *_CHANGES)}
         rows.append(row)
     return rows
@@ -103,14 +114,17 @@ def discovery(given: Evidence) -> list[Row]:
     """Which schedule pays at which shape?
 
     Every schedule at every shape in both scopes: times, change with interval, verdict and A/A floor; published
-    changes of ``band32`` beside (``v100_*``). Verdicts as in table ``confirmation``; ``n`` below the protocol's
-    repetitions gives no estimate. **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
+    changes of ``band32`` beside (``v100_*``) where launches were timed one by one. Verdicts as in table
+    ``confirmation``; ``n`` below the protocol's repetitions gives no estimate. **Observed** on lane ``cpu``,
+    **recorded** on ``recorded-h200``.
     """
     told = {(p["family"], p["slots"], p["pool"]): p["change"] for p in given.published["discovery_band32_inclusive"]}
     rows = []
     for c in _of(given.comparisons, Campaign.SWEEP):
         row = _estimate(c)
-        if c.arm == "band32" and c.scope == Scope.INCLUSIVE and (p := told.get((c.family, c.slots, c.pool))):
+        if c.baseline == RECONSTRUCTED:
+            row["note"] = "against a reconstruction that plain job_major beats: no evidence of the published regression"
+        if c.arm == "band32" and _comparable(c) and (p := told.get((c.family, c.slots, c.pool))):
             row |= {f"v100_gpu{gpu}_change": p[gpu] for gpu in _GPUS}
         rows.append(row)
     return rows
@@ -125,6 +139,46 @@ def beyond(given: Evidence) -> list[Row]:
     """
     published = (Campaign.SWEEP, Campaign.CONFIRMATION)
     return [_estimate(c) for c in given.comparisons if c.campaign not in published]
+
+
+def schedule_counters(given: Evidence) -> list[Row]:
+    """What does a call of each schedule read, where weights fit in L2 and where they do not?
+
+    What a call of study B's schedules reads and waits for, beside ``job_major`` on the same shape. **Recorded** on one
+    H200 by ncu; the schedules' outputs have the bits of the timed records: others are refused with an InputError.
+    """
+    document = given.counters
+    if document is None:
+        return []
+    known = {
+        (c["slots"], c["pool"], c["rows"], c["cols"]): c["sha256"]
+        for r in given.records
+        for c in r.documents["comparisons"]
+        if c["family"] == "independent" and c["campaign"] in (Campaign.SWEEP, Campaign.L2_RATIO) and c["holds"]
+    }
+    control: dict[tuple[str, int], Row] = {}
+    rows = []
+    for told in document["rows"]:
+        shape = tuple(told[name] for name in ("slots", "pool", "rows", "cols"))
+        if known.get(shape) != told["sha256"]:
+            raise InputError(
+                f"{told['arm']} at {shape} wrote bits that no record of study B holds",
+                where="counters.json",
+                limit="what is counted is the work that is timed",
+                way_out="count again (routeblock record-grouped-counters)",
+            )
+        base = control.setdefault((told["kind"], told["slots"]), told)
+        calls = document["calls"]
+        row = {name: told[name] for name in ("kind", "slots", "pool", "cols")} | {"schedule": told["arm"]}
+        row |= {f"{name}_mb": told[f"{name}_bytes"] / calls / 1e6 for name in ("dram_read", "l2")}
+        row |= {name: told[name] for name in ("l2_hit_percent", "issue_percent", "dram_percent", "l2_percent")}
+        row |= {"instructions_m": told["instructions"] / calls / 1e6, "replay_us": told["replay_us"]}
+        row |= {
+            f"{name}_change_percent": 100 * (told[key] / base[key] - 1)
+            for name, key in (("time", "replay_us"), ("dram_read", "dram_read_bytes"))
+        }
+        rows.append(row)
+    return rows
 
 
 def cardinalities(given: Evidence) -> list[Row]:
@@ -165,14 +219,21 @@ def counts(given: Evidence) -> list[Row]:
     **Observed** on lane ``cpu``, **recorded** on ``recorded-h200``.
     """
     found: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    launched: dict[tuple[str, str], Row] = {}
     for b in given.batches:
         found[b.lane, b.device, b.campaign]["accepted" if b.accepted else "rejected"] += 1
+        launched[b.lane, b.campaign] = {
+            "launches": b.launches,
+            "warmups": b.warmups,
+            "scopes_a_launch": len(Scope) if b.mode == Mode.CALL else 1,
+        }
     for c in (c for r in given.records for c in r.documents["comparisons"]):
         found[c["lane"], c["device"], c["campaign"]]["equal" if c["holds"] else "different"] += 1
     names = ("equal", "different", "accepted", "rejected")
 
     def row(lane: str, device: str, campaign: str, n: Counter[str]) -> Row:
-        return {"lane": lane, "device": device, "campaign": campaign} | {name: n[name] for name in names}
+        where = {"lane": lane, "device": device, "campaign": campaign} | {name: n[name] for name in names}
+        return where | launched.get((lane, campaign), {})
 
     rows = [row(*key, n) for key, n in found.items()]
     for lane in dict.fromkeys(lane for lane, _, _ in found):
@@ -258,7 +319,7 @@ def mutations(given: Evidence) -> list[Row]:
     return edited.table(given.edits)
 
 
-_SCHEDULE = (Column("scope"), Column("schedule"), Column("baseline"))
+_SCHEDULE = (Column("mode"), Column("scope"), Column("schedule"), Column("baseline"))
 _FIXTURE_COUNTS = (
     "rows",
     "cols",
@@ -300,7 +361,7 @@ TABLES = by_name(
     Table(
         "discovery",
         discovery,
-        (*_WHERE, *_SHAPE, *_SCHEDULE, *_ESTIMATE, *_published(("change",))),
+        (*_WHERE, *_SHAPE, *_SCHEDULE, *_ESTIMATE, *_published(("change",)), Column("note")),
         "Discovery: every schedule at every shape",
         _SCOPES_NOTE + _FLOOR_NOTE + _INCUMBENT_NOTE + _CPU_NOTE,
         share=Share((("schedule", "band32"), ("scope", "inclusive")), 40),
@@ -313,7 +374,6 @@ TABLES = by_name(
             Column("campaign"),
             *_SHAPE,
             *(Column(n, "count") for n in ("rows", "cols", "warps")),
-            Column("mode"),
             *_SCHEDULE,
             *_ESTIMATE,
         ),
@@ -324,17 +384,38 @@ TABLES = by_name(
         + _CPU_NOTE,
     ),
     Table(
+        "schedule_counters",
+        schedule_counters,
+        (
+            Column("kind"),
+            *(Column(n, "count") for n in ("slots", "pool", "cols")),
+            Column("schedule"),
+            *numbers(("dram_read_mb", "dram_read_change_percent", "l2_mb"), ".1f"),
+            *numbers(("l2_hit_percent", "issue_percent", "dram_percent", "l2_percent"), ".1f"),
+            *numbers(("instructions_m", "replay_us"), ".1f"),
+            *numbers(("time_change_percent",), "+.1f"),
+        ),
+        "Counters: what a call of each schedule reads, at both kinds of shape",
+        "By ncu on one H200, of the products alone, over an order made before; a call is one of a graph's. kind study: "
+        "weights fit in L2; l2_ratio: the columns keep a V100's ratio of weights to L2. Changes are against job_major "
+        "on the same shape. replay_us: the same graph without the profiler, whose percentages are of its own, longer "
+        "time; clocks were not checked. Every schedule wrote the bits that the timed records hold.",
+    ),
+    Table(
         "counts",
         counts,
         (
             *_WHERE,
             Column("campaign"),
             *(Column(n, "count") for n in ("equal", "different", "accepted", "rejected")),
+            *(Column(n, "count") for n in ("launches", "warmups", "scopes_a_launch")),
             *(Column(f"published_{n}", "count") for n in ("comparisons", "batches")),
         ),
         "Counts: outputs compared and batches timed",
         "equal, different: outputs held bit for bit against the control's, and checked rows against the CPU. accepted, "
-        "rejected: batches. Totals stand only where several devices ran; published ones are of two V100s.",
+        "rejected: batches. launches, warmups: of one batch. Lane cpu launches once after one warm-up a shape, and one "
+        "launch is clocked for both scopes; a GPU launches 16 times after three warm-ups, anew for each scope. Totals "
+        "stand only where several devices ran; published ones are of two V100s.",
     ),
     Table(
         "rejections",
@@ -446,24 +527,34 @@ def write(
     *,
     sanitizers: Sequence[Path] = (),
     mutations_file: Path | None = None,
+    others: Sequence[Path] = (),
+    counters: Path | None = None,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
     Raises InputError for an unknown name or inputs that are not what they should be.
     """
     table = find(name, TABLES, "table")
-    must_agree(validation)
+    judged = [(statistics_file, validation)]
+    judged += [(made, made.parents[1] / "validation" / "validation.json") for made in others]
+    for _, found in judged:
+        must_agree(found)
+    folders = [*folders, *(run.parent for made in others for run in sorted(made.parents[1].glob("gpu*/*/run.json")))]
     records = [STUDY.read(folder) for folder in folders]
     told = json.loads(published.read_text(encoding="utf-8"))
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in sanitizers]
     edits = edited.read(mutations_file) if mutations_file else []
-    given = Evidence(statistics.read(statistics_file), records, told, reports, edits)
+    comparisons = [c for made, _ in judged for c in statistics.read(made)]
+    counted = counting.read(counters) if counters else None
+    given = Evidence(comparisons, records, told, reports, edits, counted)
     with usable(folders[0] if folders else statistics_file):
         rows = table.rows(given)
     has_published = any(key.startswith("v100") for row in rows for key in row)
     note = f" v100_*: {told['source']}; *_us in microseconds, the others in percent." if has_published else ""
     inputs = [
-        *(statistics_file, published, validation, *sanitizers, *([mutations_file] if mutations_file else [])),
+        *(*(path for pair in judged for path in pair), published, *sanitizers),
+        *([mutations_file] if mutations_file else []),
+        *([counters / counting.RUN, counters / CONTENTS] if counters else []),
         *(folder / f for folder in folders for f in STUDY.files),
     ]
     return tables.write_sealed(out, table, rows, inputs=inputs, note=note)

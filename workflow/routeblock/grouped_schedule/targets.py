@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from routeblock.config import Config, GroupedLane
+from routeblock.cuda.window import Settings
 from routeblock.errors import InputError
 from routeblock.grouped_schedule.figures import FIGURES
 from routeblock.grouped_schedule.study import STUDY
@@ -15,9 +17,32 @@ from routeblock.target import Given, Target, from_tables
 CATEGORY = "Study B: grouped schedules"
 PUBLISHED = "fixtures/published/grouped_schedule.json"
 RESULTS = "results/grouped_schedule"
-DOCUMENTS = f"{RESULTS}/recorded-h200/documents"
 FILES = STUDY.files
+_JUDGED = ("statistics", "validation")
+DOCUMENTS = f"{RESULTS}/recorded-h200/documents"
 RECORDED = Path("fixtures/recorded/grouped_schedule/h200")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A committed record under a protocol of its own, and what it holds."""
+
+    protocol: str
+    source: Path
+    kinds: tuple[str, ...]
+
+
+# By the lane that each becomes. Their batches are judged by their own protocols, and stand in the same tables.
+RECORDINGS = {
+    "recorded-h200-fresh": Recording(
+        "fixtures/protocols/grouped_fresh.json", RECORDED.with_name("h200-fresh"), ("confirmation",)
+    ),
+    "recorded-h200-stream": Recording(
+        "fixtures/protocols/grouped_stream.json", RECORDED.with_name("h200-stream"), ("sweep", "confirmation")
+    ),
+}
+COUNTERS = Path("fixtures/recorded/grouped_counters/h200")
+COUNTERS_PROTOCOL = "fixtures/protocols/grouped_counters.json"
 
 
 def devices(lane: GroupedLane) -> list[str]:
@@ -37,6 +62,30 @@ def records(config: Config) -> list[str]:
         kinds = ("sweep", "confirmation") if lane is GroupedLane.CPU else ("sweep", "confirmation", "beyond")
         found += [f"{RESULTS}/{lane}/{device}/{kind}" for device in devices(lane) for kind in kinds]
     return found
+
+
+def others(config: Config) -> list[str]:
+    """The lanes of `RECORDINGS`, where recorded evidence is asked for."""
+    return list(RECORDINGS) if GroupedLane.RECORDED_H200 in config.grouped_schedule.lanes else []
+
+
+def other_records(lanes: list[str]) -> list[str]:
+    """The folders of raw batches of these recordings."""
+    return [f"{RESULTS}/{lane}/gpu0/{kind}" for lane in lanes for kind in RECORDINGS[lane].kinds]
+
+
+def other_files(config: Config) -> list[str]:
+    """The files of these recordings, and what their own protocols make of them."""
+    lanes = others(config)
+    judged = [f"{RESULTS}/{lane}/{name}/{name}.json" for lane in lanes for name in _JUDGED]
+    return [*judged, *(f"{folder}/{name}" for folder in other_records(lanes) for name in FILES)]
+
+
+def counter_files(config: Config) -> list[str]:
+    """The committed counters, their list of contents and their protocol, where recorded evidence is asked for."""
+    if not others(config):
+        return []
+    return [*(f"{COUNTERS}/{name}" for name in ("counters.json", "contents.json")), COUNTERS_PROTOCOL]
 
 
 def edited(config: Config) -> list[str]:
@@ -105,8 +154,20 @@ def bundled(config: Config) -> list[str]:
     """What the download holds."""
     tables = [f"results/tables/{name}.{suffix}" for name in TABLES for suffix in ("parquet", "csv", "md")]
     given = ["fixtures/protocols/grouped_schedule.json", "fixtures/published/grouped_schedule.json"]
+    given += [RECORDINGS[lane].protocol for lane in others(config)]
     made = [*records(config), f"{RESULTS}/statistics", f"{RESULTS}/validation"]
+    made += [*other_records(others(config)), *(f"{RESULTS}/{lane}/{x}" for lane in others(config) for x in _JUDGED)]
+    made += [str(COUNTERS / "counters.json"), COUNTERS_PROTOCOL] if others(config) else []
     return [*given, *identities(config), *made, *tables]
+
+
+def window(config: Config, lane: str, device: str, kind: str) -> str:
+    """What stands before a timed command: the guarded window that config.yaml asks for on this machine's GPUs."""
+    options = Settings(**config.window.model_dump()).options()
+    if lane != GroupedLane.CUDA or not options:
+        return ""
+    folder = f"{RESULTS}/{lane}/{device}"
+    return f"routeblock window {options} --yields {folder}/{kind} --out {folder}/window_{kind}.json --"
 
 
 def threads(config: Config, lane: str) -> int:
@@ -122,6 +183,10 @@ def tables(config: Config) -> list[Target]:
         Given("validation", (f"{RESULTS}/validation/validation.json",)),
         Given("published", (PUBLISHED,)),
         Given("sanitizer", tuple(sanitizers(config))),
+        Given("", tuple(f for f in other_files(config))),
+        Given("other", tuple(f"{RESULTS}/{lane}/statistics/statistics.json" for lane in others(config))),
+        Given("counters", tuple(counter_files(config)[:1]), folder=True),
+        Given("", tuple(counter_files(config)[1:])),
     )
     mutations = Given("mutations", (f"{RESULTS}/mutations/mutations.json",))
     more = {"grouped_mutations": (*given, mutations)}

@@ -105,7 +105,8 @@ def _by_device(rows: Sequence[Row], keys: Sequence[str], published: Sequence[str
         shapes.setdefault(tuple(r[k] for k in keys), {})[str(r["lane"]), str(r["device"])] = r
     lines = []
     for shape, found in shapes.items():
-        some = next(iter(found.values()))
+        told_of = [row for row in found.values() if row.get("v100_gpu0_change") is not None]
+        some = next(iter(told_of or found.values()))
         told = [_interval(some, [f"v100_gpu{g}_{part}" for part in published]) for g in GPUS]
         own = [
             _interval(found[d], ("change_percent", "low_percent", "high_percent"), str(found[d]["verdict"]))

@@ -19,6 +19,7 @@ from routeblock.report import answer, beside, facts, figure, table_view
 from routeblock.report.caption import caption
 from routeblock.report.catalogue import CHAPTERS, FIGURES, TABLES, tone
 from routeblock.report.lineage import File, Lineage, shown_path, trace
+from routeblock.report.not_claimed import NOT_CLAIMED
 
 Row = Mapping[str, Any]
 
@@ -157,6 +158,7 @@ def render(request: Request) -> tuple[bytes, Lineage]:
         claims=_claims(rows.get("relations", ())),
         statuses=_statuses(rows),
         comparisons=beside.comparisons(rows),
+        not_claimed=NOT_CLAIMED,
         chapters=CHAPTERS,
         shown=shown,
         further=[s for s in shown.values() if s.name not in (*TABLES, *FIGURES)],

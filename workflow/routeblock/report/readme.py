@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tabulate import tabulate
@@ -71,8 +71,9 @@ def _at(place: tuple[str, ...]) -> Callable[[dict[str, str]], bool]:
     return lambda r: (r["lane"], r["arithmetic"], r["point"], r["plan_source"]) == place
 
 
-def _sentences(census: Rows, agreement: Rows, cost: Rows, confirmation: Rows, peers: Rows, bits: Rows) -> str:
-    lines = []
+def _sentences(read: Callable[[str], Rows]) -> str:
+    lines = [*_history(read("history"))]
+    census = read("census")
     for r in census:
         if r["order"] == "native" and r["history"] == "both":
             same = next(
@@ -83,30 +84,68 @@ def _sentences(census: Rows, agreement: Rows, cost: Rows, confirmation: Rows, pe
                 f" {r['distinct_plans']} plans and {r['distinct_finals']} final outputs; canonical order "
                 f"{same['distinct_plans']} and {same['distinct_finals']}."
             )
-    elements, differing = (sum(int(r[name]) for r in agreement) for name in ("elements", "differing"))
+    elements, differing = (sum(int(r[name]) for r in read("agreement")) for name in ("elements", "differing"))
     lines.append(f"- The twin recomputed {elements:,} elements recorded on H200s; {differing} differ.")
+    cost = read("alignment_cost")
     bound = [r for r in cost if (r["role"], r["mode"]) == ("bound", "graph")]
-    for campaign, what in (("operator", "The alignment itself, canonical over native"), ("layer", "The whole layer")):
+    for campaign, what in (
+        ("operator", "The alignment itself, canonical against native"),
+        ("layer", "The whole layer"),
+    ):
         points = [r for r in bound if r["campaign"] == campaign]
-        ratios = [float(r["ratio"]) for r in points]
         verdicts = sorted({r["verdict"] for r in points})
         lines.append(
             f"- {what} (H200, graph replay, {len(points)} sizes, M={points[0]['tokens']} to {points[-1]['tokens']}): "
-            f"{min(ratios):.2f} to {max(ratios):.2f} of the time; verdicts: {', '.join(verdicts)}."
+            f"{', '.join(verdicts)}; ratios in table `alignment_cost`."
         )
     host = [float(r["ratio"]) for r in cost if (r["campaign"], r["role"], r["mode"]) == ("operator", "bound", "host")]
     lines.append(
-        f"- Enqueueing the canonical alignment from Python, without a graph: {min(host):.1f} to {max(host):.1f} of the "
-        "native call's host time. Where the host is the limit, that is a price."
+        "- Enqueued from Python, without a graph, the canonical alignment takes more host time than the native call at "
+        f"{sum(x > 1 for x in host)} of {len(host)} sizes. Where the host is the limit, that is a price."
     )
-    for r in confirmation:
+    for r in read("confirmation"):
         if r["lane"].startswith("recorded") and r["scope"] == "inclusive":
-            change, low, high = (float(r[name]) for name in ("change_percent", "low_percent", "high_percent"))
+            lines.append(f"- Study B, band32 against job-major, {r['slots']} slots, {_where(r)}: {_change(r)}.")
+    for r in read("beyond_study"):
+        if (r["campaign"], r["schedule"], r["scope"]) == ("l2_ratio", "band32", "inclusive"):
             lines.append(
-                f"- Study B, band32 against job-major, {r['slots']} slots, H200 {r['device']}: {change:+.2f}% "
-                f"[{low:+.2f}, {high:+.2f}]: {r['verdict']}."
+                f"- The same where weights keep a V100's ratio to L2, {r['slots']} slots, {_where(r)}: {_change(r)}."
             )
-    return "\n".join([*lines, _fast_paths(peers, bits)])
+    lines += [*_counters(read("schedule_counters"))]
+    return "\n".join([*lines, _fast_paths(read("peers"), read("batch_bits"))])
+
+
+def _history(rows: Rows) -> Iterator[str]:
+    for r in (r for r in rows if r["outcome"] == "plan"):
+        calls = int(r["calls"]) // int(r["pairs"])
+        one = int(r["processes_with_one_h0"]) + int(r["processes_with_one_h1"])
+        yield (
+            f"- History and the native alignment ({r['gpu']}, one machine): {r['verdict']}, p = {float(r['p']):.4f} by"
+            f" a permutation test whose unit is the process. {r['pairs']} processes a history, {calls} calls each: "
+            f"{r['distinct_h0']} and {r['distinct_h1']} plans, {r['distinct_both']} in common; {one} of "
+            f"{2 * int(r['pairs'])} processes gave one plan throughout. H1 is a composite treatment: what of it acts "
+            "is not shown."
+        )
+
+
+def _where(r: dict[str, str]) -> str:
+    return f"{r['lane']} {r['device']}, {'graph replay' if r['mode'] == 'graph' else 'launched one by one'}"
+
+
+def _change(r: dict[str, str]) -> str:
+    change, low, high = (float(r[name]) for name in ("change_percent", "low_percent", "high_percent"))
+    return f"{change:+.2f}% [{low:+.2f}, {high:+.2f}], {r['verdict']}"
+
+
+def _counters(rows: Rows) -> Iterator[str]:
+    for kind, said in (("study", "at the study's shapes"), ("l2_ratio", "at a V100's ratio")):
+        mine = [r for r in rows if (r["kind"], r["schedule"]) == (kind, "band32")]
+        read = ", ".join(f"{float(r['dram_read_mb']):.1f} MB at {r['slots']} slots" for r in mine)
+        change = ", ".join(f"{float(r['dram_read_change_percent']):+.0f}%" for r in mine)
+        if mine and kind == "l2_ratio":
+            yield f"- Counters {said}: a call of band32 reads {read} from DRAM ({change} against job-major)."
+        elif mine:
+            yield f"- Counters {said}, where weights fit in L2: a call of band32 reads {read} from DRAM."
 
 
 def _fast_paths(peers: Rows, bits: Rows) -> str:
@@ -126,8 +165,7 @@ def _fast_paths(peers: Rows, bits: Rows) -> str:
 def figures(tables: Path) -> str:
     """The block of README.md, from the tables in a folder."""
     differences, relations = (_read(tables, name) for name in ("differences", "relations"))
-    names = ("census", "agreement", "alignment_cost", "confirmation", "peers", "batch_bits")
-    return f"{_lanes(differences, relations)}\n\n{_sentences(*(_read(tables, name) for name in names))}"
+    return f"{_lanes(differences, relations)}\n\n{_sentences(lambda name: _read(tables, name))}"
 
 
 def update(readme: Path, tables: Path, *, check: bool) -> bool:

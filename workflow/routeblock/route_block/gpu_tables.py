@@ -15,6 +15,9 @@ CENSUS = Documents("routeblock.census_summary.v1", Source((f"{POINT}/census.json
 PROBE_CONTROL = Documents("routeblock.probe_control.v1", Source((f"{LANE}/probe_control.json",), Studies.ON_GPU))
 VERSIONS = Documents("routeblock.versions.v1", Source(("results/versions/versions.json",), Studies.VERSIONS))
 
+NATIVE = Documents("routeblock.native_summary.v1", Source(("results/native/native.json",), Studies.NATIVE))
+OPERATOR = Documents("routeblock.operator_summary.v1", Source(("results/native/operator.json",), Studies.NATIVE))
+
 SURFACES = ("w13", "activation", "w2", "final")
 
 
@@ -110,8 +113,41 @@ def versions(given: Evidence) -> list[Row]:
     return rows
 
 
+def history(given: Evidence) -> list[Row]:
+    """Does history shift what the native alignment gives?
+
+    Processes under H0 and H1 by turns, and a permutation test whose unit is the process, fixed before the recording:
+    how far the outcomes are apart, and how far labels exchanged inside pairs put them. **Recorded** on one H200; the
+    plans are proved legal here, and the twin computes each one's final output again.
+    """
+    return [{**_place(document), **row} for document in given.documents for row in document["history"]]
+
+
+def repetition(given: Evidence) -> list[Row]:
+    """When does the native alignment repeat itself?
+
+    Ways to call vLLM's own alignment, and whether it repeated itself. **Recorded** on one H200, looked at without a
+    hypothesis: every condition is listed, whatever came out.
+    """
+    return [{**_place(document), **row} for document in given.documents for row in document["repetition"]]
+
+
+def operator(given: Evidence) -> list[Row]:
+    """Which launches does the operator refuse, and what of one group over K, or a block without an expert?
+
+    What vLLM's own operator does with launches that do not fit, with one quantisation group over K, and with a block
+    whose expert id is -1. **Recorded** on an H200; every output is **computed** again by the twin.
+    """
+    return [{**_place(document), **row} for document in given.documents for row in document["rows"]]
+
+
+def _place(document: Document) -> Row:
+    return {key: document[key] for key in ("lane", "gpu")}
+
+
 _GPU = (Column("lane"), Column("gpu"))
 _NO_GPU = ("no lane of this study is on a GPU", "a lane recorded-h200 or cuda in config.yaml, then make study")
+_NOT_RECORDED = ("recorded-h200 is not among the lanes", "a lane recorded-h200 in config.yaml, then make study")
 TABLES = by_name(
     DocumentTable(
         "agreement",
@@ -149,6 +185,58 @@ TABLES = by_name(
         "the commonest plan and with the canonical one. Histories are separate processes; `both` counts over both.",
         absent=_NO_GPU,
         made_from=CENSUS,
+    ),
+    DocumentTable(
+        "history",
+        history,
+        (
+            *_GPU,
+            Column("outcome"),
+            *(Column(name, "count") for name in ("pairs", "calls", "distinct_h0", "distinct_h1", "distinct_both")),
+            *(Column(name, "count") for name in ("processes_with_one_h0", "processes_with_one_h1")),
+            *(Column(name, "number", ".3f") for name in ("statistic", "null_median", "null_95")),
+            Column("p", "number", ".4f"),
+            Column("permutations", "count"),
+            Column("alpha", "number", "g"),
+            Column("verdict"),
+        ),
+        "History: does it shift what native alignment gives?",
+        "Processes under H0 and H1 by turns, each asking vLLM's own alignment on one routing and running the layer. "
+        "Statistic: total variation between the outcomes of all calls under H0 and under H1, 0 equal, 1 without a "
+        "common outcome. Null: labels exchanged inside pairs of neighbours, the unit being the process. Statistic, "
+        "alpha and seed were committed before the recording; the verdict is that of the plans alone, other rows are "
+        "descriptive. Calls: under each history. H1 is a composite treatment: which part of it acts is not shown, and "
+        "one machine was recorded.",
+        absent=_NOT_RECORDED,
+        made_from=NATIVE,
+    ),
+    DocumentTable(
+        "repetition",
+        repetition,
+        (
+            *_GPU,
+            *(Column(name) for name in ("condition", "mode", "routing")),
+            *(Column(name, "count") for name in ("experts", "routes", "processes", "calls")),
+            *(Column(name, "count") for name in ("distinct_plans", "distinct_orders", "processes_with_one_plan")),
+            Column("repeats", "flag"),
+        ),
+        "Repetition: when does native alignment repeat itself?",
+        "Looked at without a hypothesis: every condition is listed, whatever came out. Orders: sorted_token_ids byte "
+        "by byte; plans: their fingerprint, in which the order inside a block does not count. Repeats: one order in "
+        "all calls of all processes, as far as these went; no promise of the kernel. Routing one_expert: so many "
+        "routes of one expert.",
+        absent=_NOT_RECORDED,
+        made_from=NATIVE,
+    ),
+    DocumentTable(
+        "operator",
+        operator,
+        (*_GPU, Column("check"), Column("cases", "count"), Column("differing", "count"), Column("says")),
+        "Operator: launches, one group over K, a block without an expert",
+        "Recorded with vLLM's own operator; outputs are computed again by the twin and compared by digest. A block of "
+        "expert id -1 is refused by the twin: what the operator makes of it depends on what lies before the weights.",
+        absent=_NOT_RECORDED,
+        made_from=OPERATOR,
     ),
     DocumentTable(
         "probe_control",

@@ -11,7 +11,8 @@ from typing import Any
 from routeblock.errors import InputError
 from routeblock.moe.devices import DEVICES
 from routeblock.moe.launches import Launch, selected_launch
-from routeblock.moe.partition import Partition, partition
+from routeblock.moe.partition import Partition, operator_group, partition
+from routeblock.moe.shared_memory import check_launch
 from routeblock.moe.sources import Source
 from routeblock.route_block.facts import largest_divisor
 
@@ -63,21 +64,37 @@ class OperatingPoint:
 
 
 def operating_point(point: str, lane: str, spec: Mapping[str, Any]) -> OperatingPoint:
-    """`published` or `auto` for a fixture (its `spec`) on a lane; InputError for other names and unknown launches."""
+    """`published` or `auto` for a fixture (its `spec`) on a lane.
+
+    Raises InputError for other names, for unknown launches, and for those that the operator refuses on the lane's GPU.
+    """
     shapes = {"w13": (2 * spec["intermediate"], spec["hidden"]), "w2": (spec["hidden"], spec["intermediate"])}
     if point == "published":
         status = {"w13": Source.PUBLISHED, "w2": Source.ASSUMED}
-        return OperatingPoint(point, dict.fromkeys(GEMMS, PUBLISHED), status)
+        return _checked(OperatingPoint(point, dict.fromkeys(GEMMS, PUBLISHED), status), lane, spec, shapes)
     if point == "auto":
         gpu = lane_facts(lane).gpu
         found = {
-            gemm: selected_launch(gpu, spec["block_size"], spec["dtype"], spec["group_size"], *shapes[gemm])
-            for gemm in GEMMS
+            gemm: selected_launch(gpu, spec["block_size"], spec["dtype"], operator_group(spec["group_size"], k), n, k)
+            for gemm, (n, k) in shapes.items()
         }
-        return OperatingPoint(point, {g: f.launch for g, f in found.items()}, {g: f.status for g, f in found.items()})
+        launches, status = ({g: getattr(f, part) for g, f in found.items()} for part in ("launch", "source"))
+        return _checked(OperatingPoint(point, launches, status), lane, spec, shapes)
     raise InputError(
         f"point {point!r} is not known", where="operating point", limit="published, auto", way_out="choose one of them"
     )
+
+
+def _checked(
+    point: OperatingPoint, lane: str, spec: Mapping[str, Any], shapes: Mapping[str, tuple[int, int]]
+) -> OperatingPoint:
+    """`point`, unless its launches are refused on a lane that stands for one GPU: with or without zero points."""
+    if lane in LANES:
+        for gemm, launch in point.launches.items():
+            group = operator_group(spec["group_size"], shapes[gemm][1])
+            where = f"operating point {point.name}, {gemm}"
+            check_launch(DEVICES[LANES[lane].gpu], launch, block_size=spec["block_size"], group_size=group, where=where)
+    return point
 
 
 def cut(spec: Mapping[str, Any], gemm: str, blocks: int, launch: Launch) -> Partition:

@@ -28,6 +28,8 @@ class Studies(Enum):
     """With plans that a GPU's own alignment made."""
     FIXTURE = auto()
     """The fixture of config.yaml alone, whatever the lanes."""
+    NATIVE = auto()
+    """Recorded of the native alignment and of the operator, where the recorded lane is asked for."""
     VERSIONS = auto()
     """One result over several versions of vLLM, where they were recorded."""
 

@@ -115,7 +115,7 @@ def relations(given: Evidence) -> list[Row]:
     """Do the study's seven claims hold, and on what does each rest?
 
     The seven relations that the study claims: what became of each (*holds*, *fails*, *not informative* with its
-    reason in ``note``) and on what that rests. ``basis``: *by construction* (one computation on equal inputs),
+    reason in ``note``) and on what that rests. ``basis``: *by construction* (one plan on one grid),
     *computed* (on a twin) or *observed* (on a GPU). ``reference`` is the cell that stands for ``native``.
     """
     rows = []
@@ -130,8 +130,9 @@ def relations(given: Evidence) -> list[Row]:
 def studies(given: Evidence) -> list[Row]:
     """What was verified of each study (identity, order, plan, grid), and how many relations hold on which basis?
 
-    What the verdict on each study rests on, and its relations counted by basis: *computed*, *observed*, *by
-    construction*. Relations judged on another number of replicates are *exploratory* and counted nowhere else.
+    What the verdict on each study rests on: when the identity of what computes was written down, by which stamps the
+    order was verified, whether the plan was read back from the kernels, who reports the grid, how pairs were chosen;
+    and its relations counted by basis, those that hold *by construction* apart.
     """
     rows = []
     for score in given.documents:

@@ -63,6 +63,8 @@ class StudyA:
             return [{"fixture": self.fixture}]
         if which is Studies.VERSIONS:
             return [{}] if versions() else []
+        if which is Studies.NATIVE:
+            return [{}] if Lane.RECORDED_H200 in self.config.lanes else []
         if which is Studies.CAPTURED:
             return [place for place in self.places if place["plan_source"] == PlanSource.CAPTURED]
         lanes: Mapping[Studies, Iterable[str]] = {

@@ -131,7 +131,7 @@ def _gemm(
             real = 0
             while real < rows.shape[1] and rows[block, real] < num_routes:
                 real += 1
-            if expert < 0 or real == 0:
+            if real == 0:
                 continue
             line, cut = 0, k_tiles
             if tile >= direct_tiles:
@@ -289,7 +289,7 @@ class Weights:
     zeros: NDArray[np.uint8]
     scales: NDArray[Any]
     span: Span  # of the scales
-    column_scales: NDArray[Any] | None  # [E, N] in the operand dtype where there are no groups
+    column_scales: NDArray[Any] | None  # [E, N] in the operand dtype where the operator sees no groups
 
 
 def _refuse(what: str, limit: str, way_out: str) -> InputError:
@@ -333,7 +333,7 @@ def _check_weights(
             "repair the checkpoint",
         )
     zero = np.full(scales.shape, UNSIGNED_ZERO_POINT, np.uint8) if zeros is None else np.ascontiguousarray(zeros)
-    if group_size == -1:
+    if groups == 1:
         ones = np.ones(scales.shape, operand.dtype)
         return Weights(zero, ones, Span(1.0, 0, 0), scales[:, 0, :])
     if span.largest * NIBBLE > operand.largest:
@@ -364,6 +364,14 @@ def _check_structure(plan: AlignedPlan) -> None:
         raise _refuse("a plan that repeats a route or names none", f"0 to {plan.num_routes}, each once", "use align")
     if (real[:, 1:] & ~real[:, :-1]).any():
         raise _refuse("a plan with a sentinel before a route", "sentinels last in a block", "use align")
+    experts = plan.expert_ids[: plan.num_blocks]
+    if (experts < 0).any():
+        block = int(np.flatnonzero(experts < 0)[0])
+        raise _refuse(
+            f"expert id {int(experts[block])} in block {block}",
+            "expert ids from 0: the kernel does not skip such a block, it reads before the weights",
+            "use align with the expert map: as the fused path does (ignore_invalid_experts), it makes no such block",
+        )
 
 
 def moe_gemm(
@@ -389,7 +397,8 @@ def moe_gemm(
 
     a [rows, K] float16 or bfloat16, route r reads row r // top_k; q uint8 [E, K, N] nibbles; zeros uint8
     [E, K/group_size, N], or None for the fixed zero point 8 (uint4b8); scales [E, K/group_size, N] of a's dtype
-    (group_size -1: one scale per column, [E, 1, N]). topk_weights float32 [M, top_k] of the layer, one per route,
+    (group_size -1: one scale per column, [E, 1, N]). One group over K, by -1 or by K itself, is one scale per column,
+    applied once, after the sum is rounded. topk_weights float32 [M, top_k] of the layer, one per route,
     rounded to the dtype before they multiply, and finite there. fp32_reduce False rounds to the dtype between slices.
     full_k is the batch-invariant mode of newer builds. `progress` is called with the share done of a long call.
     `visits` is filled with what the loops went through.
@@ -415,8 +424,8 @@ def moe_gemm(
             "check plan, top_k and K",
         )
     ids = plan.expert_ids[: plan.num_blocks]
-    if ids.size and (ids.max() >= experts or ids.min() < -1):
-        raise _refuse(f"expert ids {ids.min()} to {ids.max()}", f"-1 to {experts - 1}", "align to the local experts")
+    if ids.size and ids.max() >= experts:
+        raise _refuse(f"expert ids {ids.min()} to {ids.max()}", f"0 to {experts - 1}", "align to the local experts")
     a = np.ascontiguousarray(a)
     wide = a.astype(np.float32)
     span = _span(a)
@@ -444,6 +453,7 @@ def moe_gemm(
         and span.high + weight_high <= EXPONENT_CEILING
         and max(span.high, weight_high) <= OPERAND_CEILING
     )
+    group = k if weights.column_scales is not None else group_size
     out = np.zeros((plan.num_routes, n), np.float32)
     fields = _fields(wide, operand.min_exponent)
     cost = np.repeat((plan.rows < plan.num_routes).sum(1) + EXPANSION_COST, cut.n_tiles).cumsum() * (thread_n * k)
@@ -461,12 +471,11 @@ def moe_gemm(
             out, seen, edges[piece * threads : (piece + 1) * threads + 1], wide, fields, np.ascontiguousarray(q),
             weights.zeros, weights.scales.view(np.uint16), np.ascontiguousarray(plan.rows), ids, plan.num_routes, top_k,
             thread_k, thread_n, cut.n_tiles, cut.k_tiles, cut.direct_tiles, cut.iters,
-            k if group_size == -1 else group_size, core.group, core.fraction_bits, operand.dropped_bits,
-            operand.min_exponent, vector, weights.span.low < operand.min_exponent, not fp32_reduce, visits.rows,
-            visits.experts, visits.lengths,
+            group, core.group, core.fraction_bits, operand.dropped_bits, operand.min_exponent, vector,
+            weights.span.low < operand.min_exponent, not fp32_reduce, visits.rows, visits.experts, visits.lengths,
         )  # fmt: skip
         if seen.max() > NIBBLE:
-            raise _not_nibbles(int(q[ids[ids >= 0]].max()))
+            raise _not_nibbles(int(q[ids].max()))
         if progress:
             progress((piece + 1) / pieces)
     if not np.isfinite(out).all():
@@ -476,7 +485,7 @@ def moe_gemm(
         result = out.astype(operand.dtype)
     used = plan.sorted_token_ids[: plan.num_tokens_post_padded]
     owner = np.repeat(ids, plan.block_size)
-    written = (used < plan.num_routes) & (owner >= 0)
+    written = used < plan.num_routes
     routes, owner = used[written], owner[written]
     if weights.column_scales is not None:
         with np.errstate(over="ignore", invalid="ignore"):

@@ -123,6 +123,22 @@ def gemms(folder: Path) -> Iterator[Comparison]:
                 yield _bits(f"gemm {name} {order}", ours, stored[f"{name}.{short}"])
 
 
+def one_group(folder: Path) -> Iterator[Comparison]:
+    """GEMMs whose group is all of K, in two orders each, by digest."""
+    stored = _digests(folder / "h200_one_group.json")
+    for number, case in inputs.ONE_GROUP.items():
+        drawn, random_order = inputs.one_group_inputs(number)
+        dtype, (thread_k, thread_n, grid) = inputs.DTYPES[case.dtype], case.launch
+        for short, arrival in (("st", None), ("rnd", random_order)):
+            ours = moe_gemm(
+                drawn.x.astype(dtype), drawn.q, drawn.z if case.has_zero_points else None, drawn.s.astype(dtype),
+                align(drawn.ids, case.experts, case.block_size, arrival), top_k=case.top_k, architecture="hopper",
+                thread_k=thread_k, thread_n=thread_n, grid=grid, group_size=case.group_size,
+            )  # fmt: skip
+            differs = sha256_array(ours) != stored[f"{number}.{short}"]
+            yield Comparison(f"gemm with one group over K {number} {short}, digest", 1, int(differs))
+
+
 def activations(folder: Path) -> Iterator[Comparison]:
     """silu for every bit pattern of both dtypes, and silu_and_mul of random pairs."""
     stored = _arrays(folder / "h200_silu_and_mul.npz")
@@ -199,7 +215,7 @@ def native_plan(folder: Path) -> Iterator[Comparison]:
     yield Comparison("native plan legal and not the stable one", 1, int(same))
 
 
-CHECKS = (tensor_core, gemms, activations, sums, layer, packing, native_plan)
+CHECKS = (tensor_core, gemms, one_group, activations, sums, layer, packing, native_plan)
 
 
 def compare(folder: Path) -> list[Comparison]:

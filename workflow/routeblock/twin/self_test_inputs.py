@@ -48,6 +48,15 @@ CORNERS = {
     "wide128_f16_u4": Case(21, 8, 32, 1024, 512, 128, 8, "f16", True, (128, 128, 132)),
 }
 ORDERS = {"stable": "st", "rev": "rv"}
+# One group over K, by the number that seeds the recording: recorded by digest only.
+_ONE_GROUP = (30, 4, 20, 256, 1536, 256, 8)
+ONE_GROUP = {
+    0: Case(*_ONE_GROUP, "f16", False, (64, 128, 132)),
+    1: Case(*_ONE_GROUP, "f16", False, (128, 64, 132)),
+    2: Case(*_ONE_GROUP, "bf16", False, (64, 128, 132)),
+    4: Case(*_ONE_GROUP, "f16", True, (64, 128, 132)),
+    6: Case(*_ONE_GROUP, "bf16", True, (64, 128, 132)),
+}
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,21 @@ def corner_inputs(name: str) -> GemmInputs:
     z = rng.integers(0, 16, (case.experts, groups, case.n), dtype=np.uint8)
     s = (low + (high - low) * rng.random((case.experts, groups, case.n))).astype(np.float32)
     return GemmInputs(ids, q, z, s, (rng.standard_normal((case.tokens, case.k)) * case.input_scale).astype(np.float32))
+
+
+def one_group_inputs(number: int) -> tuple[GemmInputs, NDArray[np.int64]]:
+    """Inputs of one of `ONE_GROUP`, and the arrival order of its recording in a random order."""
+    case = ONE_GROUP[number]
+    rng = np.random.default_rng([7777, number, 77])
+    p = rng.dirichlet(np.full(case.experts, 0.7)) + 1e-4
+    p /= p.sum()
+    ids = np.stack([rng.choice(case.experts, case.top_k, replace=False, p=p) for _ in range(case.tokens)])
+    q = rng.integers(0, 16, (case.experts, case.k, case.n), dtype=np.uint8)
+    z = rng.integers(0, 16, (case.experts, 1, case.n), dtype=np.uint8)
+    s = np.exp(rng.uniform(np.log(2e-4), np.log(4e-2), (case.experts, 1, case.n))).astype(np.float32)
+    x = rng.standard_normal((case.tokens, case.k)) * np.exp(rng.normal(0, 1, (case.tokens, 1)))
+    rng.random((case.tokens, case.top_k))  # top-k weights, which these recordings do not use
+    return GemmInputs(ids.astype(np.int32), q, z, s, x.astype(np.float32)), rng.permutation(ids.size)
 
 
 def combine_rows(top_k: int) -> NDArray[np.float32]:

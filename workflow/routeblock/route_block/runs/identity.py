@@ -12,6 +12,7 @@ from routeblock.route_block.runs.lane import Lane
 from routeblock.route_block.runs.run import code_of
 
 FORMAT = "routeblock.expected_identity.v1"
+RUN = "routeblock.route_block.runs.run"  # whose digest, with the lane's, a run carries as its source
 BEFORE = "before the first run, as its input"
 
 

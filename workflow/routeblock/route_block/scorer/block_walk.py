@@ -48,7 +48,7 @@ def walk(tiles: int, k_tiles: int, grid: int, group_size: int, thread_k: int) ->
             yield tile, 0, k_tiles
     remaining = (tiles - whole) * k_tiles
     share = remaining // grid + (1 if remaining % grid else 0)
-    if group_size > 0 and group_size >= thread_k:
+    if group_size >= thread_k and group_size != k_tiles * thread_k:  # one group over K is one scale a column
         # A share ends where a quantisation group ends.
         in_group = group_size // thread_k
         while share % in_group:
