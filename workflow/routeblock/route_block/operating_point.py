@@ -78,7 +78,7 @@ def operating_point(point: str, lane: str, spec: Mapping[str, Any]) -> Operating
             gemm: selected_launch(gpu, spec["block_size"], spec["dtype"], operator_group(spec["group_size"], k), n, k)
             for gemm, (n, k) in shapes.items()
         }
-        launches, status = ({g: getattr(f, part) for g, f in found.items()} for part in ("launch", "source"))
+        launches, status = ({g: getattr(f, part) for g, f in found.items()} for part in ("launch", "status"))
         return _checked(OperatingPoint(point, launches, status), lane, spec, shapes)
     raise InputError(
         f"point {point!r} is not known", where="operating point", limit="published, auto", way_out="choose one of them"
