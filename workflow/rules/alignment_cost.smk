@@ -12,10 +12,12 @@ rule recorded_alignment:
     log:
         "results/logs/alignment_cost/recorded.log",
     params:
+        source=subpath(input.contents, parent=True),
+        out=subpath(output.manifest, parent=True),
         code=code("routeblock.alignment_cost.verification"),
     shell:
-        "routeblock recorded-alignment --source $(dirname {input.contents}) --protocol {input.protocol}"
-        " --out $(dirname {output.manifest}) 2> {log}"
+        "routeblock recorded-alignment --source {params.source:q} --protocol {input.protocol:q}"
+        " --out {params.out:q} 2> {log:q}"
 
 
 rule alignment_statistics:
@@ -29,10 +31,12 @@ rule alignment_statistics:
     log:
         "results/logs/alignment_cost/statistics.log",
     params:
+        source=lambda wildcards, input: str(Path(input.record[0]).parent),
+        out=subpath(output.statistics, parent=True),
         code=code("routeblock.alignment_cost.study", "routeblock.timing.statistics"),
     shell:
-        "routeblock alignment-statistics --record $(dirname {input.record[0]}) --protocol {input.protocol}"
-        " --out $(dirname {output.statistics}) 2> {log}"
+        "routeblock alignment-statistics --record {params.source:q} --protocol {input.protocol:q}"
+        " --out {params.out:q} 2> {log:q}"
 
 
 rule validate_alignment:
@@ -47,10 +51,12 @@ rule validate_alignment:
     log:
         "results/logs/alignment_cost/validation.log",
     params:
+        source=lambda wildcards, input: str(Path(input.record[0]).parent),
+        out=subpath(output.validation, parent=True),
         code=code("routeblock.alignment_cost.study", "routeblock.timing.validation"),
     shell:
-        "routeblock validate-alignment --record $(dirname {input.record[0]}) --protocol {input.protocol}"
-        " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+        "routeblock validate-alignment --record {params.source:q} --protocol {input.protocol:q}"
+        " --statistics {input.statistics:q} --out {params.out:q} 2> {log:q}"
 
 
 rule alignment_mutations:
@@ -64,6 +70,8 @@ rule alignment_mutations:
     log:
         "results/logs/alignment_cost/mutations.log",
     params:
+        source=lambda wildcards, input: str(Path(input.record[0]).parent),
+        out=subpath(output.mutations, parent=True),
         code=code(
             "routeblock.alignment_cost.study",
             "routeblock.alignment_cost.edits",
@@ -71,5 +79,5 @@ rule alignment_mutations:
             "routeblock.timing.mutations",
         ),
     shell:
-        "routeblock mutate-alignment --record $(dirname {input.record[0]}) --protocol {input.protocol}"
-        " --declared {input.declared} --out $(dirname {output.mutations}) > {log} 2>&1"
+        "routeblock mutate-alignment --record {params.source:q} --protocol {input.protocol:q}"
+        " --declared {input.declared:q} --out {params.out:q} > {log:q} 2>&1"

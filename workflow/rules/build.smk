@@ -9,6 +9,7 @@ rule build_kernels:
     log:
         "results/logs/build/{arch}.log",
     params:
+        out=subpath(output.record, parent=True),
         code=code("routeblock.cuda.build"),
     shell:
-        "routeblock build-kernels --arch {wildcards.arch} --out $(dirname {output.record}) 2> {log}"
+        "routeblock build-kernels --arch {wildcards.arch} --out {params.out:q} 2> {log:q}"

@@ -21,11 +21,13 @@ rule capture:
         gpu=1,
         gpu_queue=1,
     params:
+        fixture=subpath(input.spec, parent=True),
+        out=subpath(output.capture, parent=True),
         routeblock=routeblock,
         code=code("routeblock.route_block.gpu.captures", *CudaLane.modules),
     shell:
-        "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} capture --fixture $(dirname {input.spec})"
-        " --history {wildcards.history} --out $(dirname {output.capture}) 2> {log}"
+        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} capture --fixture {params.fixture:q}"
+        " --history {wildcards.history} --out {params.out:q} 2> {log:q}"
 
 
 rule captured_plans:
@@ -43,7 +45,8 @@ rule captured_plans:
         lane="cuda",
         plan_source="captured",
     params:
+        fixture=subpath(input.spec, parent=True),
         captures=lambda wildcards, input: [f"--from {Path(capture).parent}" for capture in input.captures],
         code=code("routeblock.route_block.gpu.captures"),
     shell:
-        "routeblock freeze-plans --fixture $(dirname {input.spec}) {params.captures} --out {output.plans} 2> {log}"
+        "routeblock freeze-plans --fixture {params.fixture:q} {params.captures} --out {output.plans:q} 2> {log:q}"

@@ -19,14 +19,15 @@ rule census:
         gpu=1,
         gpu_queue=1,
     params:
+        fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
         calls=CONFIG.cuda.census.calls,
         gpu=lambda wildcards: gpu_of(int(wildcards.n), CONFIG.cuda.gpus),
         code=code("routeblock.route_block.gpu.census", *CudaLane.modules),
     shell:
-        "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} census --fixture $(dirname {input.spec})"
-        " --prediction {input.prediction} --history {wildcards.history} --process {wildcards.n}"
-        " --calls {params.calls} --gpu {params.gpu} --out {output.census} 2> {log}"
+        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} census --fixture {params.fixture:q}"
+        " --prediction {input.prediction:q} --history {wildcards.history} --process {wildcards.n}"
+        " --calls {params.calls} --gpu {params.gpu} --out {output.census:q} 2> {log:q}"
 
 
 rule unassisted:
@@ -47,12 +48,13 @@ rule unassisted:
         gpu=1,
         gpu_queue=1,
     params:
+        fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
         code=code("routeblock.route_block.gpu.unassisted", *CudaLane.modules),
     shell:
-        "(ROUTEBLOCK_PROBE={input.probe} {params.routeblock} unassisted --fixture $(dirname {input.spec})"
-        " --out {output.assisted} && env -u ROUTEBLOCK_PROBE {params.routeblock} unassisted"
-        " --fixture $(dirname {input.spec}) --out {output.unassisted}) 2> {log}"
+        "(ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} unassisted --fixture {params.fixture:q}"
+        " --out {output.assisted:q} && env -u ROUTEBLOCK_PROBE {params.routeblock} unassisted"
+        " --fixture {params.fixture:q} --out {output.unassisted:q}) 2> {log:q}"
 
 
 rule census_summary:
@@ -64,10 +66,11 @@ rule census_summary:
     log:
         f"{LANE_LOG}/{{point}}/census.log",
     params:
+        out=subpath(output.summary, parent=True),
         code=code("routeblock.route_block.gpu.census_summary"),
     shell:
-        "routeblock summarize-census $(dirname {output.summary})/census --lane {wildcards.lane}"
-        " --out {output.summary} 2> {log}"
+        "routeblock summarize-census {params.out:q}/census --lane {wildcards.lane}"
+        " --out {output.summary:q} 2> {log:q}"
 
 
 rule probe_control:
@@ -81,10 +84,11 @@ rule probe_control:
     log:
         f"{LANE_LOG}/probe_control_comparison.log",
     params:
+        out=subpath(output.comparison, parent=True),
         code=code("routeblock.route_block.gpu.probe_comparison"),
     shell:
-        "routeblock compare-unassisted $(dirname {output.comparison})/probe_control --lane {wildcards.lane}"
-        " --out {output.comparison} > {log} 2>&1"
+        "routeblock compare-unassisted {params.out:q}/probe_control --lane {wildcards.lane}"
+        " --out {output.comparison:q} > {log:q} 2>&1"
 
 
 rule agreement:
@@ -103,10 +107,12 @@ rule agreement:
         lane="cuda|recorded-[a-z0-9]+",
     threads: workflow.cores
     params:
+        fixture=subpath(input.spec, parent=True),
+        out=subpath(output.agreement, parent=True),
         code=code("routeblock.route_block.gpu.agreement"),
     shell:
-        "routeblock agree --fixture $(dirname {input.spec}) --prediction {input.prediction}"
-        " --runs $(dirname {output.agreement}) --lane {wildcards.lane} --out {output.agreement} > {log} 2>&1"
+        "routeblock agree --fixture {params.fixture:q} --prediction {input.prediction:q}"
+        " --runs {params.out:q} --lane {wildcards.lane} --out {output.agreement:q} > {log:q} 2>&1"
 
 
 rule versions:
@@ -120,8 +126,9 @@ rule versions:
     log:
         "results/logs/versions.log",
     params:
+        golden=subpath(input.golden, parent=True),
         results=lambda wildcards, input: [f"--from {result}" for result in input.results],
         code=code("routeblock.route_block.gpu.versions"),
     shell:
-        "routeblock compare-versions {params.results} --contents {input.contents} --golden $(dirname {input.golden})"
-        " --out {output.versions} 2> {log}"
+        "routeblock compare-versions {params.results} --contents {input.contents:q} --golden {params.golden:q}"
+        " --out {output.versions:q} 2> {log:q}"

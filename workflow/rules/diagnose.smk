@@ -31,8 +31,8 @@ rule predict:
         layer=LAYER_OPTIONS,
         code=code("routeblock.diagnose.predict", "routeblock.diagnose.question"),
     shell:
-        "routeblock predict --gpu {params.gpu:q} --vllm {params.vllm} {params.layer} --routing {input.routing}"
-        " --batches 1-21 --out {output.answer} --exit-zero > {log} 2>&1"
+        "routeblock predict --gpu {params.gpu:q} --vllm {params.vllm} {params.layer} --routing {input.routing:q}"
+        " --batches 1-21 --out {output.answer:q} --exit-zero > {log:q} 2>&1"
 
 
 rule predictions:
@@ -44,9 +44,10 @@ rule predictions:
     log:
         "results/logs/tables/predictions.log",
     params:
+        out=subpath(output.manifest, parent=True),
         code=code("routeblock.diagnose.predict_table"),
     shell:
-        "routeblock predictions {input.answers} --out $(dirname {output.manifest}) 2> {log}"
+        "routeblock predictions {input.answers:q} --out {params.out:q} 2> {log:q}"
 
 
 rule launches:
@@ -58,11 +59,12 @@ rule launches:
     log:
         "results/logs/tables/launches.log",
     params:
+        out=lambda wildcards, output: str(Path(output.manifests[0]).parent),
         vllm=CONFIG.survey.vllm,
         layer=LAYER_OPTIONS,
         code=code("routeblock.diagnose.launch_tables"),
     shell:
-        "routeblock launches --vllm {params.vllm} {params.layer} --out $(dirname {output.manifests[0]}) > {log} 2>&1"
+        "routeblock launches --vllm {params.vllm} {params.layer} --out {params.out:q} > {log:q} 2>&1"
 
 
 rule survey_point:
@@ -87,7 +89,7 @@ rule survey_point:
     shell:
         "routeblock survey-point --gpu {params.gpu:q} --vllm {params.vllm} {params.layer}"
         " --population {params.population} {params.routing} --tokens {wildcards.tokens} --routings {params.routings}"
-        " --sample {params.sample} --macs {params.macs} --seed {params.seed} --out {output.point} > {log} 2>&1"
+        " --sample {params.sample} --macs {params.macs} --seed {params.seed} --out {output.point:q} > {log:q} 2>&1"
 
 
 rule survey:
@@ -103,6 +105,7 @@ rule survey:
     log:
         "results/logs/survey.log",
     params:
+        out=subpath(output.manifest, parent=True),
         code=code("routeblock.diagnose.survey_table", "routeblock.diagnose.survey_answer"),
     shell:
-        "routeblock survey {input.points} --out $(dirname {output.manifest}) --exit-zero > {log} 2>&1"
+        "routeblock survey {input.points:q} --out {params.out:q} --exit-zero > {log:q} 2>&1"

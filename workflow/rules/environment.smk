@@ -10,9 +10,10 @@ rule environment:
     log:
         "results/logs/environment.log",
     params:
+        out=subpath(output.record, parent=True),
         code=code("routeblock.environment"),
     shell:
-        "routeblock environment --out $(dirname {output.record}) --pins {input.pins} 2> {log}"
+        "routeblock environment --out {params.out:q} --pins {input.pins:q} 2> {log:q}"
 
 
 # For the lane cuda, where config.yaml names .venv-cuda/bin/python.
@@ -24,7 +25,8 @@ rule cuda_environment:
     log:
         "results/logs/cuda_environment.log",
     params:
+        venv=subpath(output.stamp, parent=True),
         python=MADE_PYTHON,
     shell:
-        "(python3.12 -m venv $(dirname {output.stamp}) && {params.python} -m pip install --disable-pip-version-check"
-        " --requirement {input.pins} && {params.python} -m pip freeze > {output.stamp}) > {log} 2>&1"
+        "(python3.12 -m venv {params.venv:q} && {params.python} -m pip install --disable-pip-version-check"
+        " --requirement {input.pins:q} && {params.python} -m pip freeze > {output.stamp:q}) > {log:q} 2>&1"

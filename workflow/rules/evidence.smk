@@ -44,9 +44,11 @@ for lane, groups in STUDY_A.recorded.items():
             log:
                 f"{LANE_LOG}/{group}.log".format(fixture=RECORDED_FIXTURE, lane=lane),
             params:
+                fixture=subpath(input.spec, parent=True),
+                evidence=lambda wildcards, input: str(Path(input.evidence[0]).parent),
                 group=group,
                 out=subpath(output[0], parent=True),
                 code=code("routeblock.route_block.runs.recorded"),
             shell:
-                "routeblock restore-evidence --fixture $(dirname {input.spec}) --evidence $(dirname {input.evidence[0]})"
-                " --group {params.group} --out {params.out} 2> {log}"
+                "routeblock restore-evidence --fixture {params.fixture:q} --evidence {params.evidence:q}"
+                " --group {params.group} --out {params.out} 2> {log:q}"

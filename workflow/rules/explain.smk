@@ -21,10 +21,11 @@ rule explain:
     wildcard_constraints:
         lane="twin-[a-z]+",
     params:
+        fixture=subpath(input.spec, parent=True),
         code=code("routeblock.diagnose.answers", "routeblock.diagnose.explain_drawings"),
     shell:
-        "routeblock explain --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
-        " --first plan=H0 --second plan=H1 --out {output.answer} --exit-zero > {log} 2>&1"
+        "routeblock explain --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
+        " --first plan=H0 --second plan=H1 --out {output.answer:q} --exit-zero > {log:q} 2>&1"
 
 
 rule witness:
@@ -39,10 +40,11 @@ rule witness:
     wildcard_constraints:
         lane="twin-[a-z]+",
     params:
+        fixture=subpath(input.spec, parent=True),
         code=code("routeblock.diagnose.answers"),
     shell:
-        "routeblock witness --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
-        " --surface final --run plan=canonical --out {output.answer} --exit-zero > {log} 2>&1"
+        "routeblock witness --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
+        " --surface final --run plan=canonical --out {output.answer:q} --exit-zero > {log:q} 2>&1"
 
 
 rule identify:
@@ -57,13 +59,15 @@ rule identify:
     log:
         f"{DIAGNOSIS_LOG}/{{plan_source}}/identify.log",
     params:
+        fixture=subpath(input.spec, parent=True),
+        run=subpath(input.record, parent=True),
         tensors=TENSORS,
         plans=plans_option,
         surface="w13",
         code=code("routeblock.diagnose.answers"),
     shell:
-        "routeblock identify --fixture $(dirname {input.spec}) --outputs $(dirname {input.record})/{params.tensors}"
-        " {params.plans} --surface {params.surface} --out {output.answer} --exit-zero > {log} 2>&1"
+        "routeblock identify --fixture {params.fixture:q} --outputs {params.run:q}/{params.tensors}"
+        " {params.plans} --surface {params.surface} --out {output.answer:q} --exit-zero > {log:q} 2>&1"
 
 
 DIAGNOSES = {
@@ -85,11 +89,12 @@ for name, answers in DIAGNOSES.items():
         log:
             f"results/logs/tables/{name}.log",
         params:
+            out=subpath(output.manifest, parent=True),
             name=name,
             sources=[f"--from {answer}" for answer in answers],
             code=code("routeblock.diagnose.explain_tables"),
         shell:
-            "routeblock diagnosis-table {params.name} {params.sources} --out $(dirname {output.manifest}) 2> {log}"
+            "routeblock diagnosis-table {params.name} {params.sources} --out {params.out:q} 2> {log:q}"
 
 
 rule figure_explain:
@@ -101,9 +106,10 @@ rule figure_explain:
     log:
         "results/logs/figures/explain.log",
     params:
+        out=subpath(output.manifest, parent=True),
         code=code("routeblock.diagnose.explain_drawings"),
     shell:
-        "routeblock draw-explanation --from {input.answer} --out $(dirname {output.manifest}) 2> {log}"
+        "routeblock draw-explanation --from {input.answer:q} --out {params.out:q} 2> {log:q}"
 
 
 rule diagnosis:

@@ -9,10 +9,11 @@ rule fixture:
     log:
         "results/logs/fixture/published_geometry.log",
     params:
+        out=subpath(output.spec, parent=True),
         seed=CONFIG.fixture.seed,
         code=code("routeblock.route_block.fixtures.make"),
     shell:
-        "routeblock fixture --name published_geometry --seed {params.seed} --out $(dirname {output.spec}) 2> {log}"
+        "routeblock fixture --name published_geometry --seed {params.seed} --out {params.out:q} 2> {log:q}"
 
 
 # Whether there are exchange pairs, and so which cells run, is known once this is made.
@@ -27,9 +28,10 @@ checkpoint checkpoint_fixture:
     log:
         "results/logs/fixture/checkpoint.log",
     params:
+        out=subpath(output.spec, parent=True),
         path=CONFIG.checkpoint.path,
         arguments=checkpoint_arguments(CONFIG),
         code=code("routeblock.route_block.fixtures.from_checkpoint"),
     shell:
-        "routeblock checkpoint-fixture {params.path:q} --manifest {input.files} --out $(dirname {output.spec})"
-        " {params.arguments} 2> {log}"
+        "routeblock checkpoint-fixture {params.path:q} --manifest {input.files:q} --out {params.out:q}"
+        " {params.arguments} 2> {log:q}"

@@ -10,10 +10,11 @@ rule manifest:
         "results/logs/checkpoint/manifest.log",
     threads: workflow.cores
     params:
+        out=subpath(output.files, parent=True),
         path=CONFIG.checkpoint.path,
         revision=["--revision", CONFIG.checkpoint.revision] if CONFIG.checkpoint.revision else [],
         layer=CONFIG.checkpoint.layer,
         code=code("routeblock.checkpoint.manifest"),
     shell:
-        "routeblock manifest {params.path:q} --out $(dirname {output.files}) --layer {params.layer}"
-        " {params.revision:q} 2> {log}"
+        "routeblock manifest {params.path:q} --out {params.out:q} --layer {params.layer}"
+        " {params.revision:q} 2> {log:q}"

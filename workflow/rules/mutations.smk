@@ -16,10 +16,12 @@ rule mutations:
     log:
         f"{STUDY_LOG}/mutations.log",
     params:
+        fixture=subpath(input.spec, parent=True),
+        out=subpath(output.mutations, parent=True),
         plans=plans_option,
         replicates=replicates,
         code=code("routeblock.route_block.scorer.mutations"),
     shell:
-        "routeblock mutate --fixture $(dirname {input.spec}) --prediction {input.prediction} --identity {input.identity} {params.plans}"
-        " --runs $(dirname {output.mutations}) --lane {wildcards.lane} --replicates {params.replicates} --declared {input.declared}"
-        " --out {output.mutations} > {log} 2>&1"
+        "routeblock mutate --fixture {params.fixture:q} --prediction {input.prediction:q} --identity {input.identity:q} {params.plans}"
+        " --runs {params.out:q} --lane {wildcards.lane} --replicates {params.replicates} --declared {input.declared:q}"
+        " --out {output.mutations:q} > {log:q} 2>&1"

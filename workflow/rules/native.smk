@@ -18,10 +18,12 @@ rule recorded_native:
         "results/logs/native/native.log",
     threads: workflow.cores
     params:
+        source=lambda wildcards, input: str(Path(input.record[0]).parent),
+        fixture=subpath(input.spec, parent=True),
         code=code("routeblock.route_block.native.evidence"),
     shell:
-        "routeblock recorded-native --source $(dirname {input.record[0]}) --fixture $(dirname {input.spec})"
-        " --protocol {input.protocol} --out {output.summary} > {log} 2>&1"
+        "routeblock recorded-native --source {params.source:q} --fixture {params.fixture:q}"
+        " --protocol {input.protocol:q} --out {output.summary:q} > {log:q} 2>&1"
 
 
 rule recorded_operator:
@@ -35,6 +37,7 @@ rule recorded_operator:
         "results/logs/native/operator.log",
     threads: workflow.cores
     params:
+        source=lambda wildcards, input: str(Path(input.record[0]).parent),
         code=code("routeblock.route_block.gpu.operator_check"),
     shell:
-        "routeblock recorded-operator --source $(dirname {input.record[0]}) --out {output.summary} > {log} 2>&1"
+        "routeblock recorded-operator --source {params.source:q} --out {output.summary:q} > {log:q} 2>&1"

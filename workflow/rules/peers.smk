@@ -12,10 +12,12 @@ rule recorded_dispatch:
     log:
         "results/logs/q6k_dispatch/recorded.log",
     params:
+        source=subpath(input.contents, parent=True),
+        out=subpath(output.manifest, parent=True),
         code=code("routeblock.q6k_dispatch.verification"),
     shell:
-        "routeblock recorded-dispatch --source $(dirname {input.contents}) --protocol {input.protocol}"
-        " --out $(dirname {output.manifest}) 2> {log}"
+        "routeblock recorded-dispatch --source {params.source:q} --protocol {input.protocol:q}"
+        " --out {params.out:q} 2> {log:q}"
 
 
 rule dispatch_statistics:
@@ -29,10 +31,12 @@ rule dispatch_statistics:
     log:
         "results/logs/q6k_dispatch/statistics.log",
     params:
+        source=lambda wildcards, input: str(Path(input.record[0]).parent),
+        out=subpath(output.statistics, parent=True),
         code=code("routeblock.q6k_dispatch.study", "routeblock.timing.statistics"),
     shell:
-        "routeblock dispatch-statistics --record $(dirname {input.record[0]}) --protocol {input.protocol}"
-        " --out $(dirname {output.statistics}) 2> {log}"
+        "routeblock dispatch-statistics --record {params.source:q} --protocol {input.protocol:q}"
+        " --out {params.out:q} 2> {log:q}"
 
 
 rule validate_dispatch:
@@ -47,10 +51,12 @@ rule validate_dispatch:
     log:
         "results/logs/q6k_dispatch/validation.log",
     params:
+        source=lambda wildcards, input: str(Path(input.record[0]).parent),
+        out=subpath(output.validation, parent=True),
         code=code("routeblock.q6k_dispatch.study", "routeblock.timing.validation"),
     shell:
-        "routeblock validate-dispatch --record $(dirname {input.record[0]}) --protocol {input.protocol}"
-        " --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+        "routeblock validate-dispatch --record {params.source:q} --protocol {input.protocol:q}"
+        " --statistics {input.statistics:q} --out {params.out:q} 2> {log:q}"
 
 
 rule dispatch_mutations:
@@ -64,6 +70,8 @@ rule dispatch_mutations:
     log:
         "results/logs/q6k_dispatch/mutations.log",
     params:
+        source=lambda wildcards, input: str(Path(input.record[0]).parent),
+        out=subpath(output.mutations, parent=True),
         code=code(
             "routeblock.q6k_dispatch.study",
             "routeblock.q6k_dispatch.edits",
@@ -71,5 +79,5 @@ rule dispatch_mutations:
             "routeblock.timing.mutations",
         ),
     shell:
-        "routeblock mutate-dispatch --record $(dirname {input.record[0]}) --protocol {input.protocol}"
-        " --declared {input.declared} --out $(dirname {output.mutations}) > {log} 2>&1"
+        "routeblock mutate-dispatch --record {params.source:q} --protocol {input.protocol:q}"
+        " --declared {input.declared:q} --out {params.out:q} > {log:q} 2>&1"

@@ -15,11 +15,12 @@ rule prediction:
         lane="twin-[a-z]+|cuda",
         plan_source="stored",
     params:
+        fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
         code=code("routeblock.route_block.prediction.freeze"),
     shell:
-        "{params.routeblock} freeze --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
-        " --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
+        "{params.routeblock} freeze --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
+        " --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
 
 
 # Of captured plans it says which exchanges there can be, and so which cells run. Only here a checkpoint: after one, and on
@@ -39,11 +40,12 @@ checkpoint captured_prediction:
         lane="cuda",
         plan_source="captured",
     params:
+        fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
         code=code("routeblock.route_block.prediction.freeze"),
     shell:
-        "{params.routeblock} freeze --plans {input.plans} --fixture $(dirname {input.spec}) --lane {wildcards.lane} --point {wildcards.point}"
-        " --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
+        "{params.routeblock} freeze --plans {input.plans:q} --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
+        " --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
 
 
 rule superseded_prediction:
@@ -60,11 +62,12 @@ rule superseded_prediction:
         lane="twin-[a-z]+|cuda",
         plan_source="stored",
     params:
+        fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
         code=code("routeblock.route_block.prediction.freeze"),
     shell:
-        "{params.routeblock} freeze --superseded --fixture $(dirname {input.spec}) --lane {wildcards.lane}"
-        " --point {wildcards.point} --plan-source {wildcards.plan_source} --out {output.prediction} 2> {log}"
+        "{params.routeblock} freeze --superseded --fixture {params.fixture:q} --lane {wildcards.lane}"
+        " --point {wildcards.point} --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
 
 
 rule control:
@@ -78,7 +81,8 @@ rule control:
     log:
         f"{STUDY_LOG}/control.log",
     params:
+        fixture=subpath(input.spec, parent=True),
         code=code("routeblock.route_block.runs.negative_control"),
     shell:
-        "routeblock control --fixture $(dirname {input.spec}) --prediction {input.prediction} --lane {wildcards.lane}"
-        " --out {output.control} 2> {log}"
+        "routeblock control --fixture {params.fixture:q} --prediction {input.prediction:q} --lane {wildcards.lane}"
+        " --out {output.control:q} 2> {log:q}"

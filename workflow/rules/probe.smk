@@ -10,4 +10,4 @@ rule probe:
     params:
         code=code("routeblock.cuda.grid_probe"),
     shell:
-        "routeblock build-probe {output.probe} 2> {log}"
+        "routeblock build-probe {output.probe:q} 2> {log:q}"

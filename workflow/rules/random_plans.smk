@@ -12,9 +12,10 @@ rule random_plans:
         "results/logs/random_plans/{fixture}/{lane}.log",
     threads: workflow.cores
     params:
+        fixture=subpath(input.spec, parent=True),
         plans=200,
         grids="246,200,528",
         seed=1,
         code=code("routeblock.route_block.prediction.random_plans"),
     shell:
-        "routeblock random-plans --fixture $(dirname {input.spec}) --lane {wildcards.lane} --plans {params.plans} --grids {params.grids} --seed {params.seed} --out {output.plans} > {log} 2>&1"
+        "routeblock random-plans --fixture {params.fixture:q} --lane {wildcards.lane} --plans {params.plans} --grids {params.grids} --seed {params.seed} --out {output.plans:q} > {log:q} 2>&1"

@@ -30,8 +30,8 @@ rule other_recorded:
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
     shell:
-        "routeblock recorded --source {params.source} --contents {input.contents} --protocol {input.protocol}"
-        " --lane {wildcards.recording} --threads {threads} --out {params.out} 2> {log}"
+        "routeblock recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
+        " --lane {wildcards.recording} --threads {threads} --out {params.out} 2> {log:q}"
 
 
 rule other_statistics:
@@ -49,12 +49,13 @@ rule other_statistics:
     wildcard_constraints:
         recording="|".join(grouped.RECORDINGS),
     params:
+        out=subpath(output.statistics, parent=True),
         code=code("routeblock.grouped_schedule.statistics"),
         records=lambda w: [f"--record {folder}" for folder in grouped.other_records([w.recording])],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock statistics {params.records} --protocol {input.protocol}"
-        " --minimum-effect {params.minimum_effect} --out $(dirname {output.statistics}) 2> {log}"
+        "routeblock statistics {params.records} --protocol {input.protocol:q}"
+        " --minimum-effect {params.minimum_effect} --out {params.out:q} 2> {log:q}"
 
 
 rule other_validation:
@@ -73,9 +74,10 @@ rule other_validation:
     wildcard_constraints:
         recording="|".join(grouped.RECORDINGS),
     params:
+        out=subpath(output.validation, parent=True),
         code=code("routeblock.grouped_schedule.study", "routeblock.timing.validation"),
         records=lambda w: [f"--record {folder}" for folder in grouped.other_records([w.recording])],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock validate-timings {params.records} --protocol {input.protocol}"
-        " --minimum-effect {params.minimum_effect} --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+        "routeblock validate-timings {params.records} --protocol {input.protocol:q}"
+        " --minimum-effect {params.minimum_effect} --statistics {input.statistics:q} --out {params.out:q} 2> {log:q}"

@@ -29,9 +29,10 @@ rule report:
     log:
         "results/logs/report.log",
     params:
+        out=subpath(output.report, parent=True),
         tables=[f"--table {t.name}" for t in reported()],
         figures=[f"--figure {t.name}" for t in FIGURES],
         code=code("routeblock.report.page"),
     shell:
-        "routeblock report --config {input.config} --captions workflow/report {params.tables} {params.figures}"
-        " --out $(dirname {output.report}) > {log} 2>&1"
+        "routeblock report --config {input.config:q} --captions workflow/report {params.tables} {params.figures}"
+        " --out {params.out:q} > {log:q} 2>&1"

@@ -15,7 +15,7 @@ rule golden:
     params:
         code=code("routeblock.twin.self_test"),
     shell:
-        "routeblock check-twin --golden {input.golden} --out {output.check} 2> {log}"
+        "routeblock check-twin --golden {input.golden:q} --out {output.check:q} 2> {log:q}"
 
 
 # What is going to compute, written down and sealed before the first run, which has it as an input: the scorer asks no
@@ -35,7 +35,7 @@ rule identity:
             "routeblock.route_block.runs.twin",
         ),
     shell:
-        "routeblock freeze-identity --lane {wildcards.lane} --out {output.identity} 2> {log}"
+        "routeblock freeze-identity --lane {wildcards.lane} --out {output.identity:q} 2> {log:q}"
 
 
 rule identity_cuda:
@@ -56,7 +56,7 @@ rule identity_cuda:
         routeblock=routeblock,
         code=code("routeblock.route_block.runs.identity", "routeblock.route_block.runs.run", *CudaLane.modules),
     shell:
-        "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} freeze-identity --lane {wildcards.lane} --out {output.identity} 2> {log}"
+        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} freeze-identity --lane {wildcards.lane} --out {output.identity:q} 2> {log:q}"
 
 
 rule run:
@@ -77,10 +77,12 @@ rule run:
     # The order of the study, as far as free cores allow: replicate-major, the history order alternates.
     priority: lambda wildcards: -position(wildcards.cell, wildcards.history, int(wildcards.n))
     params:
+        fixture=subpath(input.spec, parent=True),
+        out=subpath(output.record, parent=True),
         code=code("routeblock.route_block.runs.run", "routeblock.route_block.runs.twin"),
     shell:
-        "routeblock run --fixture $(dirname {input.spec}) --prediction {input.prediction} --identity {input.identity} --lane {wildcards.lane}"
-        " --cell {wildcards.cell} --history {wildcards.history} --replicate {wildcards.n} --out $(dirname {output.record}) 2> {log}"
+        "routeblock run --fixture {params.fixture:q} --prediction {input.prediction:q} --identity {input.identity:q} --lane {wildcards.lane}"
+        " --cell {wildcards.cell} --history {wildcards.history} --replicate {wildcards.n} --out {params.out:q} 2> {log:q}"
 
 
 rule run_cuda:
@@ -108,13 +110,15 @@ rule run_cuda:
         gpu_queue=1,
         wait_s=CONFIG.cuda.wait_s,  # no param: how long to wait makes no other result
     params:
+        fixture=subpath(input.spec, parent=True),
+        out=subpath(output.record, parent=True),
         routeblock=routeblock,
         plans=plans_option,
         gpu=lambda wildcards: gpu_of(int(wildcards.n), CONFIG.cuda.gpus),
         after=after,
         code=code("routeblock.route_block.runs.run", *CudaLane.modules),
     shell:
-        "ROUTEBLOCK_PROBE={input.probe} {params.routeblock} run --fixture $(dirname {input.spec})"
-        " --prediction {input.prediction} --identity {input.identity} {params.plans} --lane {wildcards.lane} --cell {wildcards.cell}"
+        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} run --fixture {params.fixture:q}"
+        " --prediction {input.prediction:q} --identity {input.identity:q} {params.plans} --lane {wildcards.lane} --cell {wildcards.cell}"
         " --history {wildcards.history} --replicate {wildcards.n} --gpu {params.gpu} {params.after}"
-        " --limit {resources.wait_s} --out $(dirname {output.record}) 2> {log}"
+        " --limit {resources.wait_s} --out {params.out:q} 2> {log:q}"

@@ -17,10 +17,12 @@ rule score:
     log:
         f"{STUDY_LOG}/score.log",
     params:
+        fixture=subpath(input.spec, parent=True),
+        out=subpath(output.score, parent=True),
         plans=plans_option,
         replicates=replicates,
         code=code("routeblock.route_block.scorer.score"),
     shell:
-        "routeblock score --fixture $(dirname {input.spec}) --prediction {input.prediction} --identity {input.identity} {params.plans}"
-        " --runs $(dirname {output.score}) --lane {wildcards.lane} --replicates {params.replicates}"
-        " --golden {input.golden} --out {output.score} > {log} 2>&1"
+        "routeblock score --fixture {params.fixture:q} --prediction {input.prediction:q} --identity {input.identity:q} {params.plans}"
+        " --runs {params.out:q} --lane {wildcards.lane} --replicates {params.replicates}"
+        " --golden {input.golden:q} --out {output.score:q} > {log:q} 2>&1"

@@ -12,12 +12,13 @@ rule statistics:
     log:
         "results/logs/grouped_schedule/statistics.log",
     params:
+        out=subpath(output.statistics, parent=True),
         code=code("routeblock.grouped_schedule.statistics"),
         records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock statistics {params.records} --protocol {input.protocol}"
-        " --minimum-effect {params.minimum_effect} --out $(dirname {output.statistics}) 2> {log}"
+        "routeblock statistics {params.records} --protocol {input.protocol:q}"
+        " --minimum-effect {params.minimum_effect} --out {params.out:q} 2> {log:q}"
 
 
 rule validate_timings:
@@ -32,12 +33,13 @@ rule validate_timings:
     log:
         "results/logs/grouped_schedule/validation.log",
     params:
+        out=subpath(output.validation, parent=True),
         code=code("routeblock.grouped_schedule.study", "routeblock.timing.validation"),
         records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock validate-timings {params.records} --protocol {input.protocol}"
-        " --minimum-effect {params.minimum_effect} --statistics {input.statistics} --out $(dirname {output.validation}) 2> {log}"
+        "routeblock validate-timings {params.records} --protocol {input.protocol:q}"
+        " --minimum-effect {params.minimum_effect} --statistics {input.statistics:q} --out {params.out:q} 2> {log:q}"
 
 
 rule grouped_mutations:
@@ -53,6 +55,7 @@ rule grouped_mutations:
     # No param: how many threads verify it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
+        out=subpath(output.mutations, parent=True),
         code=code(
             "routeblock.grouped_schedule.study",
             "routeblock.grouped_schedule.edits",
@@ -62,8 +65,8 @@ rule grouped_mutations:
         records=[f"--record {folder}" for folder in grouped.edited(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock mutate-timings {params.records} --protocol {input.protocol} --declared {input.declared}"
-        " --minimum-effect {params.minimum_effect} --threads {threads} --out $(dirname {output.mutations}) > {log} 2>&1"
+        "routeblock mutate-timings {params.records} --protocol {input.protocol:q} --declared {input.declared:q}"
+        " --minimum-effect {params.minimum_effect} --threads {threads} --out {params.out:q} > {log:q} 2>&1"
 
 
 rule bundle:
@@ -85,7 +88,8 @@ rule bundle:
     log:
         "results/logs/bundle.log",
     params:
+        out=subpath(output.archive, parent=True),
         code=code("routeblock.grouped_schedule.bundle"),
         sources=[f"--source {path}" for path in grouped.bundled(CONFIG)],
     shell:
-        "routeblock grouped-bundle {params.sources} --readme {input.readme} --out $(dirname {output.archive}) 2> {log}"
+        "routeblock grouped-bundle {params.sources} --readme {input.readme:q} --out {params.out:q} 2> {log:q}"

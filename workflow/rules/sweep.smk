@@ -30,8 +30,8 @@ rule sweep:
         # Apart from what depends on an input: that is no reason to run again.
         threads=lambda w: grouped.threads(CONFIG, w.lane),
     shell:
-        "{params.window} routeblock sweep --device {wildcards.device} --protocol {input.protocol} {params.cubin} --threads {params.threads}"
-        " --out {params.out} 2> {log}"
+        "{params.window} routeblock sweep --device {wildcards.device} --protocol {input.protocol:q} {params.cubin} --threads {params.threads}"
+        " --out {params.out} 2> {log:q}"
 
 
 rule beyond:
@@ -56,8 +56,8 @@ rule beyond:
         window=lambda w: grouped.window(CONFIG, "cuda", w.device, "beyond"),
         out=subpath(output[0], parent=True),
     shell:
-        "{params.window} routeblock beyond --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
-        " --out {params.out} 2> {log}"
+        "{params.window} routeblock beyond --device {wildcards.device} --protocol {input.protocol:q} --cubin {input.cubin:q}"
+        " --out {params.out} 2> {log:q}"
 
 
 rule sanitizer:
@@ -72,10 +72,11 @@ rule sanitizer:
     resources:
         gpu=1,
     params:
+        out=subpath(output.report, parent=True),
         code=code("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.sanitizer_cases"),
     shell:
-        "routeblock sanitize --device {wildcards.device} --protocol {input.protocol} --cubin {input.cubin}"
-        " --out $(dirname {output.report}) 2> {log}"
+        "routeblock sanitize --device {wildcards.device} --protocol {input.protocol:q} --cubin {input.cubin:q}"
+        " --out {params.out:q} 2> {log:q}"
 
 
 rule recorded:
@@ -102,8 +103,8 @@ rule recorded:
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
     shell:
-        "routeblock recorded --source {params.source} --contents {input.contents} --protocol {input.protocol}"
-        " --threads {threads} --out {params.out} 2> {log}"
+        "routeblock recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
+        " --threads {threads} --out {params.out} 2> {log:q}"
 
 
 # What was built and what the sanitizer found stand in documents that nothing here can make again: no table before they are
@@ -126,4 +127,4 @@ if grouped.recorded_documents():
             source=subpath(input.contents, parent=True),
             out=subpath(output.manifest, parent=True),
         shell:
-            "routeblock recorded-documents --source {params.source} --contents {input.contents} --out {params.out} 2> {log}"
+            "routeblock recorded-documents --source {params.source} --contents {input.contents:q} --out {params.out} 2> {log:q}"

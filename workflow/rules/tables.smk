@@ -19,4 +19,4 @@ for target in TABLES:
             arguments=target.arguments,
             code=code(target.module),
         shell:
-            "routeblock {params.command} {params.name} {params.arguments} --out results/tables 2> {log}"
+            "routeblock {params.command} {params.name} {params.arguments} --out results/tables 2> {log:q}"
