@@ -3,6 +3,7 @@ import shlex
 from pathlib import Path
 
 from routeblock.alignment_cost import targets as alignment
+from routeblock.diagnose.targets import by_path, layer_options
 from routeblock.evidence.digest import code_digest as code
 from routeblock.evidence.manifest import SUFFIX
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS

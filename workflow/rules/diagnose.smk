@@ -1,19 +1,9 @@
 # Questions about a layer: predictions, launches on every GPU, and the survey, a scatter of one job a point.
 
 
-def plain(name):
-    """A name as a part of a path."""
-    return name.replace(" ", "-").replace(":", "-")
-
-
-SURVEYED_GPUS = {plain(name): name for name in CONFIG.survey.gpus}
-POPULATIONS = {plain(name): name for name in CONFIG.survey.populations}
-LAYER_OPTIONS = " ".join(
-    [
-        *(f"--{key.replace('_', '-')} {value}" for key, value in CONFIG.survey.layer if key != "zero_points"),
-        "--zero-points" if CONFIG.survey.layer.zero_points else "--symmetric",
-    ]
-)
+SURVEYED_GPUS = by_path(CONFIG.survey.gpus)
+POPULATIONS = by_path(CONFIG.survey.populations)
+LAYER_OPTIONS = layer_options(CONFIG.survey)
 
 
 rule predict:

@@ -15,9 +15,17 @@ from routeblock.cuda import nvrtc
 from routeblock.cuda.awq_moe_plan import FORMS, SUM_COLUMNS, SUM_THREADS, Gemm, Launch, Plan, Sizes
 from routeblock.errors import InputError
 
-FOLDER = Path(__file__).parent
-HEADERS = (FOLDER / "awq_moe.cu", FOLDER / "awq_machine.cuh")
 KINDS = ("f16_u4", "f16_u4b8", "bf16_u4", "bf16_u4b8")  # see `Sizes.kind`
+SOURCES = (
+    "awq_moe.cu",
+    "awq_machine.cuh",
+    "awq_moe_f16_u4.cu",
+    "awq_moe_f16_u4b8.cu",
+    "awq_moe_bf16_u4.cu",
+    "awq_moe_bf16_u4b8.cu",
+)
+FOLDER = Path(__file__).parent
+HEADERS = tuple(FOLDER / name for name in SOURCES[:2])
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90")
 ACTIVATION_THREADS = 256
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
