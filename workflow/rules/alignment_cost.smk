@@ -65,7 +65,9 @@ rule alignment_mutations:
         "results/logs/alignment_cost/mutations.log",
     params:
         code=code(
-            *(f"routeblock.alignment_cost.{name}" for name in ("study", "edits", "verification")),
+            "routeblock.alignment_cost.study",
+            "routeblock.alignment_cost.edits",
+            "routeblock.alignment_cost.verification",
             "routeblock.timing.mutations",
         ),
     shell:

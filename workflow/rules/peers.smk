@@ -65,7 +65,9 @@ rule dispatch_mutations:
         "results/logs/q6k_dispatch/mutations.log",
     params:
         code=code(
-            *(f"routeblock.q6k_dispatch.{name}" for name in ("study", "edits", "verification")),
+            "routeblock.q6k_dispatch.study",
+            "routeblock.q6k_dispatch.edits",
+            "routeblock.q6k_dispatch.verification",
             "routeblock.timing.mutations",
         ),
     shell:

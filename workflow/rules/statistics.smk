@@ -54,7 +54,9 @@ rule grouped_mutations:
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
         code=code(
-            *(f"routeblock.grouped_schedule.{name}" for name in ("study", "edits", "verification")),
+            "routeblock.grouped_schedule.study",
+            "routeblock.grouped_schedule.edits",
+            "routeblock.grouped_schedule.verification",
             "routeblock.timing.mutations",
         ),
         records=[f"--record {folder}" for folder in grouped.edited(CONFIG)],
