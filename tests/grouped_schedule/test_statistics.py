@@ -288,7 +288,7 @@ def test_cardinalities_list_each_fixture_once(made: Path) -> None:
 
 
 def test_an_unknown_table_is_refused(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="known tables are"):
+    with pytest.raises(InputError, match="known ones are"):
         tables.write("x", tmp_path, made / "out/statistics.json", [], PUBLISHED, PUBLISHED)
 
 

@@ -16,7 +16,7 @@ from tiny import MadeUpClock, recorded, write
 
 from routeblock.errors import InputError
 from routeblock.evidence.archive import pack
-from routeblock.grouped_schedule import bundle, tables, targets, verification
+from routeblock.grouped_schedule import bundle, verification
 from routeblock.grouped_schedule.statistics import write as write_statistics
 from routeblock.grouped_schedule.study import STUDY
 
@@ -185,7 +185,3 @@ def test_a_bundle_holds_what_it_is_given(tmp_path: Path, monkeypatch: pytest.Mon
     path = bundle.write(Path("out"), [Path("d")], readme=Path("guide.md"))
     with tarfile.open(path) as tar:
         assert tar.getnames() == ["contents.json", "README.md", "d/x"]
-
-
-def test_the_rules_know_every_table() -> None:
-    assert tuple(tables.TABLES) == targets.TABLES
