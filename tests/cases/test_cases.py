@@ -19,6 +19,7 @@ import pytest
 
 from routeblock.cli import main
 from routeblock.diagnose.routings import draw
+from routeblock.errors import InputError
 from routeblock.moe.launches import selected_launch
 from routeblock.moe.partition import partition
 from routeblock.moe.routing import AlignedPlan, align, block_size_for
@@ -73,7 +74,7 @@ def test_expert_parallelism_changes_the_block_size_and_with_it_the_launch() -> N
     assert alone != selected_launch("H200", 48, "float16", 128, 1536, 2048).launch
 
 
-def test_rows_of_experts_elsewhere_are_zero_and_blocks_without_an_expert_are_skipped() -> None:
+def test_rows_of_experts_elsewhere_are_zero_and_blocks_without_an_expert_are_refused() -> None:
     rng = np.random.default_rng(5)
     ids = np.array([[0, 2], [-1, 1], [3, 7], [2, 0]])
     q = rng.integers(0, 16, (2, 128, 128), dtype=np.uint8)
@@ -85,10 +86,11 @@ def test_rows_of_experts_elsewhere_are_zero_and_blocks_without_an_expert_are_ski
     )
     assert [bool(row.any()) for row in out] == [True, True, False, False, False, False, True, True]
     skipped = dataclasses.replace(plan, expert_ids=np.array([-1, 1], np.int32))
-    out = moe_gemm(
-        x, q, None, scales, skipped, top_k=2, architecture="hopper", thread_k=64, thread_n=128, grid=4, group_size=128
-    )
-    assert [bool(row.any()) for row in out] == [False, True, False, False, False, False, True, False]
+    with pytest.raises(InputError, match=r"expert id -1 in block 0.*reads before the weights"):
+        moe_gemm(
+            x, q, None, scales, skipped, top_k=2, architecture="hopper", thread_k=64, thread_n=128, grid=4,
+            group_size=128,
+        )  # fmt: skip
 
 
 def test_each_step_uses_its_own_groups_zero_point_and_scale() -> None:

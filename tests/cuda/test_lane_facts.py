@@ -18,7 +18,7 @@ from routeblock.route_block.operating_point import LaneFacts, lane_facts
         ("NVIDIA GeForce RTX 3090", (8, 6), LaneFacts("RTX 3090", "ampere", "observed")),
         ("NVIDIA H200 NVL", (9, 0), LaneFacts("NVIDIA H200 NVL", "hopper", "observed")),
         ("NVIDIA GeForce RTX 3090 Ti", (8, 6), LaneFacts("NVIDIA GeForce RTX 3090 Ti", "ampere", "observed")),
-        ("NVIDIA B200", (10, 0), LaneFacts("NVIDIA B200", "no twin", "observed")),
+        ("NVIDIA B200", (10, 0), LaneFacts("B200", "no twin", "observed")),
     ],
 )
 def test_the_cuda_lane_stands_for_the_gpu_of_this_process(

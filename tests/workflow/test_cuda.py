@@ -18,7 +18,7 @@ from routeblock.route_block.facts import CELLS, predecessor
 
 STUDY = "results/route_block/published_geometry/cuda/published/captured"
 SCORE = f"{STUDY}/score.json"
-MAKES = "python3.12 -m venv $(dirname .venv-cuda/stamp)"
+MAKES = "python3.12 -m venv .venv-cuda"
 
 
 @pytest.fixture

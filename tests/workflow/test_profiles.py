@@ -15,7 +15,17 @@ from routeblock.route_block.facts import schedule
 
 PROFILES = ROOT / "workflow" / "profiles"
 # What uses a GPU; study B's sweep and confirmation do on lane cuda.
-ON_A_GPU = {"run_cuda", "capture", "census", "unassisted", "beyond", "sanitizer", "sweep", "confirmation"}
+ON_A_GPU = {
+    "run_cuda",
+    "identity_cuda",
+    "capture",
+    "census",
+    "unassisted",
+    "beyond",
+    "sanitizer",
+    "sweep",
+    "confirmation",
+}
 
 
 def settings(name: str) -> dict[str, Any]:

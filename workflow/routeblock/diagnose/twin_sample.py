@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the twin makes of some routings of a survey: do the bits change where they can? Only the rows at stake are
-computed: the other blocks keep their places in the partition, with expert -1, which the kernel's twin skips.
+computed: the other blocks keep their places in the partition and hold no route.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Drawn:
 
 
 def only(plan: AlignedPlan, experts: Sequence[int], *, first_blocks: bool = False) -> AlignedPlan:
-    """The plan with the blocks of these experts alone (their first ones if `first_blocks`): ids are rows of `experts`,
-    all others -1.
+    """The plan with the routes of these experts alone (of their first blocks if `first_blocks`): ids are rows of
+    `experts`; the slots of all other blocks hold no route, and their expert is any.
     """
     rows = np.full(int(plan.expert_ids.max(initial=0)) + 1, -1, np.int32)
     for row, expert in enumerate(experts):
@@ -59,7 +59,9 @@ def only(plan: AlignedPlan, experts: Sequence[int], *, first_blocks: bool = Fals
     kept = rows[plan.expert_ids]
     if first_blocks:
         kept[1:][plan.expert_ids[1:] == plan.expert_ids[:-1]] = -1
-    return dataclasses.replace(plan, expert_ids=kept)
+    slots = plan.sorted_token_ids.copy()
+    slots[np.repeat(kept < 0, plan.block_size)] = plan.num_routes
+    return dataclasses.replace(plan, sorted_token_ids=slots, expert_ids=np.maximum(kept, 0))
 
 
 class Sample:
