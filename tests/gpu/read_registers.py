@@ -25,7 +25,8 @@ from pathlib import Path
 
 from routeblock.evidence.digest import sha256_file
 from routeblock.evidence.files import write_json
-from routeblock.moe.marlin_launch import GROUPS, PIPELINE_STAGES, as_document, register_tables
+from routeblock.moe.marlin_launch import GROUPS, as_document, register_tables
+from routeblock.moe.shared_memory import STAGES
 
 Key = tuple[str, str, int, int, int, int]
 
@@ -48,7 +49,7 @@ def key(name: str) -> Key | None:
     value = {part: int(text.replace("n", "-")) for part, text in found.groupdict().items()}
     if value["a"] not in DTYPES or value["b"] not in WEIGHTS or not value["a"] == value["c"] == value["s"]:
         return None
-    if value["float"] or value["stages"] != PIPELINE_STAGES:
+    if value["float"] or value["stages"] != STAGES:
         return None
     block = 8 if value["eight"] else 16 * value["m"]
     group = 16 * value["group"] if value["group"] > 0 else value["group"]

@@ -19,7 +19,6 @@ from routeblock.moe.marlin_launch import (
     GROUPS,
     Gemm,
     Weights,
-    cache_bytes,
     register_tables,
     registers_for,
     select,
@@ -27,6 +26,7 @@ from routeblock.moe.marlin_launch import (
 )
 from routeblock.moe.partition import BLOCK_SIZES, thread_sizes
 from routeblock.moe.routing import block_size_for
+from routeblock.moe.shared_memory import shared_memory
 from routeblock.moe.sources import Source
 from routeblock.twin.self_test_inputs import CASES
 
@@ -109,9 +109,9 @@ def test_few_routes_lower_the_blocks_an_sm() -> None:
 def test_the_cache_is_what_the_operator_counts() -> None:
     # By hand, (64, 128), block 8, group 128: activations 4 x 16 x 64 x 2, weights 4 x 64 x 128 / 2, scales 4 x 256,
     # zero points a quarter of them, ids 256.
-    assert cache_bytes(8, 64, 128, 128, True) == 8192 + 16384 + 1024 + 256 + 256
-    assert cache_bytes(8, 64, 128, 32, False) == 8192 + 16384 + 2048 + 256
-    assert cache_bytes(64, 64, 256, -1, False) == 4 * 64 * 64 * 2 + 64 * 264 * 2 + 2048 + 1024
+    assert shared_memory(64, 128, 8, 128, True) == 8192 + 16384 + 1024 + 256 + 256
+    assert shared_memory(64, 128, 8, 32, False) == 8192 + 16384 + 2048 + 256
+    assert shared_memory(64, 256, 64, -1, False) == 4 * 64 * 64 * 2 + 64 * 264 * 2 + 2048 + 1024
 
 
 def test_unopened_releases_are_assumed_and_missing_code_is_not_guessed() -> None:

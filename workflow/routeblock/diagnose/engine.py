@@ -15,9 +15,9 @@ from routeblock.moe.automatic_launch import FoundLaunch, automatic_launch
 from routeblock.moe.devices import Device
 from routeblock.moe.kernels import FIRST, KNOWN, LAST, FoundKernel, Kernel, block_size_tokens, kernel_for
 from routeblock.moe.launches import Launch
-from routeblock.moe.marlin_launch import MARGIN, cache_bytes, effective_group
-from routeblock.moe.partition import BLOCK_SIZES, thread_sizes
+from routeblock.moe.partition import BLOCK_SIZES, operator_group, thread_sizes
 from routeblock.moe.routing import block_size_for
+from routeblock.moe.shared_memory import available, shared_memory
 from routeblock.moe.sources import Source
 
 # vLLM's moe_align_block_size: below these one block of threads aligns in a fixed order, from them on atomics race.
@@ -100,15 +100,14 @@ class Engine:
         """
         n, k, _ = self.layer.gemm(gemm, tokens)
         block = self.block_size_at(tokens)
-        group = effective_group(self.layer.weights.group_size, k)
+        group = operator_group(self.layer.weights.group_size, k)
         automatic = self.launch_at(gemm, tokens).launch
         sizes = sorted(thread_sizes(block), key=lambda s: automatic is None or s != automatic[:2])
         for thread_k, thread_n in sizes:
-            needed = cache_bytes(block, thread_k, thread_n, group, self.layer.weights.zero_points)
+            needed = shared_memory(thread_k, thread_n, block, group, self.layer.weights.zero_points)
             for per_sm in range(MOST_BLOCKS_PER_SM, 0, -1):
-                shared = self.device.facts.shared_memory_optin
-                room = shared // per_sm - 1024 if per_sm > 1 else shared - MARGIN
-                if n % thread_n == 0 and k % thread_k == 0 and needed <= room:
+                fits = needed <= available(self.device, per_sm)
+                if n % thread_n == 0 and k % thread_k == 0 and fits:
                     yield Launch(thread_k, thread_n, self.device.sms * per_sm)
 
     def facts(self, tokens: int) -> list[Fact]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from routeblock.diagnose.layer import Layer
 from routeblock.moe.launches import Launch
-from routeblock.moe.marlin_launch import effective_group
+from routeblock.moe.partition import operator_group
 from routeblock.moe.routing import AlignedPlan
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -34,7 +34,7 @@ class Drawn:
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None, NDArray[np.generic]]:
         """(q, zeros, scales) of a GEMM for the experts in order."""
         kind = self.layer.weights
-        group = effective_group(kind.group_size, k)
+        group = operator_group(kind.group_size, k)
         shape = len(self.experts), 1 if group == -1 else k // group, n
         rng = np.random.Generator(np.random.PCG64([self.seed, place]))
         q = rng.integers(0, 16, (len(self.experts), k, n), dtype=np.uint8)
@@ -93,7 +93,7 @@ class Sample:
             out = moe_gemm(
                 x, q, zeros, scales, mine, top_k=top_k, architecture=self.architecture, thread_k=launch.thread_k,
                 thread_n=launch.thread_n, grid=launch.grid,
-                group_size=effective_group(self.layer.weights.group_size, q.shape[1]),
+                group_size=operator_group(self.layer.weights.group_size, q.shape[1]),
             )  # fmt: skip
             found[gemm] = out.view(np.uint16)
             x, top_k = silu_and_mul(out) if gemm == "w13" else x, 1

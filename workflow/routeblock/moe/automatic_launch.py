@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from routeblock.moe.devices import Device
 from routeblock.moe.launches import PUBLISHED_LAYER, SELECTED, Launch, SelectedLaunch
-from routeblock.moe.marlin_launch import Gemm, Weights, effective_group, registers_for, select
+from routeblock.moe.marlin_launch import Gemm, Weights, registers_for, select
+from routeblock.moe.partition import operator_group
 from routeblock.moe.sources import Source
 
 
@@ -48,7 +49,7 @@ def _is_for(entry: SelectedLaunch, device: Device, version: str, weights: Weight
     return (
         (entry.gpu, entry.version, entry.block_size, entry.dtype) == (device.name, version, block_size, weights.dtype)
         and entry.zero_points == weights.zero_points
-        and effective_group(entry.group_size or -1, gemm.k) == effective_group(weights.group_size, gemm.k)
+        and operator_group(entry.group_size or -1, gemm.k) == operator_group(weights.group_size, gemm.k)
         and (gemm.n, gemm.k) in shapes
         and gemm.routes >= entry.routes
     )

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 from routeblock.errors import InputError
 from routeblock.moe.devices import Device
+from routeblock.moe.partition import operator_group
+from routeblock.moe.shared_memory import SLACK, shared_memory
 from routeblock.moe.sources import Source
 
 SOURCES = ("marlin_registers.json",)
@@ -26,11 +28,8 @@ GROUPS = (-1, 32, 64, 128)
 # (thread_k, thread_n) in the order in which the selection looks at them.
 CANDIDATES_SMALL = ((128, 128), (64, 128), (128, 64))
 CANDIDATES_LARGE = ((64, 256), (64, 128), (128, 64))
-PIPELINE_STAGES = 4
 REGISTER_FILE = 255 * 1024  # bytes; the selection leaves out the 256th KiB
-RESERVED = 1536  # bytes of shared memory that the selection adds to each block
-MARGIN = 512  # bytes of shared memory that it leaves free
-WEIGHT_BITS = 4
+OVERHEAD = 1536  # bytes of shared memory that the selection adds to each block
 
 
 class Weights(NamedTuple):
@@ -52,25 +51,6 @@ class Gemm(NamedTuple):
     n: int
     k: int
     routes: int
-
-
-def effective_group(group_size: int, k: int) -> int:
-    """The group that the operator sees: one group over K is one scale a column."""
-    return -1 if group_size == -1 or group_size >= k else group_size
-
-
-def cache_bytes(block_size: int, thread_k: int, thread_n: int, group_size: int, zero_points: bool) -> int:
-    """Shared memory, in bytes, that one CUDA block's pipeline takes: rows, weights, scales, zero points, block ids."""
-    rows = 16 * -(-block_size // 16)
-    activations = PIPELINE_STAGES * rows * thread_k * 2
-    weights = PIPELINE_STAGES * thread_k * thread_n * WEIGHT_BITS // 8
-    reduction = rows * (thread_n + 8) * 2
-    bias = thread_n * 2
-    groups = 1 if group_size == -1 else -(-thread_k // group_size)
-    scales = PIPELINE_STAGES * groups * thread_n * 2
-    zeros = scales // 4 if zero_points else 0
-    shared = max(weights, reduction, min(weights, reduction) + bias)
-    return shared + activations + scales + zeros + 16 * rows
 
 
 class Candidate(NamedTuple):
@@ -144,18 +124,18 @@ def candidates(
     device: Device, table: RegisterTable, weights: Weights, block_size: int, gemm: Gemm
 ) -> Iterator[Candidate]:
     """The candidates that fit, in the order of the selection."""
-    group = effective_group(weights.group_size, gemm.k)
-    shared_memory, small = device.facts.shared_memory_optin, block_size <= 16
+    group = operator_group(weights.group_size, gemm.k)
+    optin, small = device.facts.shared_memory_optin, block_size <= 16
     for thread_k, thread_n in CANDIDATES_SMALL if small else CANDIDATES_LARGE:
         if gemm.n % thread_n or gemm.k % thread_k:
             continue
-        needed = cache_bytes(block_size, thread_k, thread_n, group, weights.zero_points)
+        needed = shared_memory(thread_k, thread_n, block_size, group, weights.zero_points)
         registers = table.get(weights, block_size, thread_k, thread_n, group)
-        if registers is None or needed > shared_memory - MARGIN:
+        if registers is None or needed > optin - SLACK:
             continue
         threads = thread_k * thread_n // 64
         by_registers = REGISTER_FILE // (max(registers, 1) * threads * 4)
-        allowed = max(1, min(by_registers, shared_memory // (needed + RESERVED), 4 if small else 2))
+        allowed = max(1, min(by_registers, optin // (needed + OVERHEAD), 4 if small else 2))
         tiles = gemm.n // thread_n * gemm.routes * 4
         if tiles < device.sms * allowed:
             allowed = max(tiles // device.sms, 1)
