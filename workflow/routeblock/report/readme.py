@@ -100,9 +100,9 @@ def _sentences(read: Callable[[str], Rows]) -> str:
         )
     host = [float(r["ratio"]) for r in cost if (r["campaign"], r["role"], r["mode"]) == ("operator", "bound", "host")]
     lines.append(
-        "- Enqueued from Python, without a graph, the canonical alignment as recorded took more host time than the native "
-        f"call at {sum(x > 1 for x in host)} of {len(host)} sizes: where the host is the limit, a price. Its launches were "
-        "packed after that record (docs/alignment.md)."
+        "- Enqueued from Python, without a graph, the canonical alignment as recorded took more host time than the "
+        f"native call at {sum(x > 1 for x in host)} of {len(host)} sizes: where the host is the limit, a price. "
+        "Its launches were packed after that record (docs/alignment.md)."
     )
     for r in read("confirmation"):
         if r["lane"].startswith("recorded") and r["scope"] == "inclusive":
