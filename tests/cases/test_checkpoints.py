@@ -10,7 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_files import INDEX, add, configure, edit, hollow, quantise, read_shard, rename, shard_of, shards
+from checkpoint_files import (
+    INDEX,
+    add,
+    configure,
+    edit,
+    hollow,
+    quantise,
+    read_shard,
+    rename,
+    shard_of,
+    shards,
+    write_shard,
+)
 from safetensors.numpy import save_file
 
 from routeblock.checkpoint import families
@@ -355,6 +367,81 @@ REFUSED: dict[str, tuple[Spec, Change, list[str]]] = {
 }
 
 
+def fill(root: Path, ending: str, change: Callable[[bytes], bytes]) -> None:
+    """Change the data of every tensor whose name ends so."""
+    for path in shards(root):
+        tensors = read_shard(path).items()
+        write_shard(path, {n: (t[0], t[1], change(t[2]) if n.endswith(ending) else t[2]) for n, t in tensors})
+
+
+def fixture_says(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    """The line with which `checkpoint-fixture` refuses layer 1."""
+    write_manifest(open_folder(root), tmp_path / "m", 1)
+    out, files = tmp_path / "out" / "fixture", tmp_path / "m" / "files.json"
+    command = ["checkpoint-fixture", str(root), "--manifest", str(files), "--layer", "1", "--out", str(out)]
+    assert main([*command, *(more or ["--token-ids", "1,2,3,4"])]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert not out.exists()
+    return line
+
+
+ONE = "layers.1.mlp.experts.4.down_proj."
+
+
+@pytest.mark.parametrize(
+    ("spec", "ending", "change", "words"),
+    [
+        (SMALL, ONE + "qweight", lambda b: b[: len(b) // 2] + bytes(len(b) // 2), "are all 0 in rows 32 to 63"),
+        (COMPRESSED, ONE + "weight_packed", lambda b: b[:-1024] + bytes(1024), "are all 0 in columns 96 to 127"),
+        (SMALL, ONE + "scales", lambda b: b[:-6] + bytes(6), "the scales of expert 4, down_proj, have 3 zeros"),
+        (SMALL, ONE + "scales", lambda b: b"\x00\x7c" + b[2:], "hold an infinity or NaN"),
+        (COMPRESSED, ONE + "weight_scale", lambda b: b[:-2] + b"\x00\x7e", "hold an infinity or NaN"),
+    ],
+    ids=["rows of weights", "columns of weights", "some scales", "an infinite scale", "a NaN"],
+)
+def test_an_expert_without_all_its_data_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    spec: Spec,
+    ending: str,
+    change: Callable[[bytes], bytes],
+    words: str,
+) -> None:
+    root = generate(tmp_path / "c", spec)
+    fill(root, ending, change)
+    (line,) = refused(root, capsys).splitlines()
+    assert f"{ending}: " in line and words in line and ".safetensors: tensor model." in line
+    captured = tmp_path / "captured.safetensors"  # the fixture stores every expert, whether a route uses it or not
+    tensors = {"hidden": np.ones((3, 128), np.float16), "topk_ids": np.array([[0, 1], [2, 3], [4, 5]], np.int32)}
+    save_file({**tensors, "topk_weights": np.full((3, 2), 0.5, np.float32)}, captured)
+    assert fixture_says(root, tmp_path, capsys, "--captured", str(captured)) == line
+
+
+def test_an_expert_whose_scales_are_equal_is_read(tmp_path: Path) -> None:
+    root = generate(tmp_path / "c", SMALL)
+    fill(root, ONE + "scales", lambda b: b[:2] * (len(b) // 2))
+    assert main(["checkpoint", str(root), "--layer", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("ending", "kept", "words"),
+    [
+        ("layers.1.mlp.gate.weight", 0, "is all 0; "),
+        ("layers.1.mlp.gate.weight", 4, "is all 0 in the row of expert 4"),
+        ("layers.1.post_attention_layernorm.weight", 0, "is all 0; "),
+        ("embed_tokens.weight", 0, "is all 0 in the rows of these tokens"),
+        ("embed_tokens.weight", 3, "is all 0 in the row of token 3"),
+    ],
+)
+def test_a_router_norm_or_embedding_without_data_is_refused_where_it_is_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str, kept: int, words: str
+) -> None:
+    root = generate(tmp_path / "c", SMALL)
+    fill(root, ending, lambda b: b[: kept * 256] + bytes(len(b) - kept * 256))
+    line = fixture_says(root, tmp_path, capsys)
+    assert f"{ending} {words}" in line and ".safetensors: tensor model." in line
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_read_is_one_line_with_a_way_out_that_helps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -368,7 +455,7 @@ def test_what_cannot_be_read_is_one_line_with_a_way_out_that_helps(
         layer = read_layer(open_checkpoint(root), 1)
         for expert in range(spec.experts):
             for projection in ("gate_proj", "up_proj", "down_proj"):
-                if fault := layer.constant_fault(expert, projection):
+                if fault := layer.data_fault(expert, projection):
                     raise fault
         if unfinished := open_folder(root).unfinished():
             raise unfinished[0]

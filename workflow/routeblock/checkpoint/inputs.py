@@ -205,6 +205,12 @@ def _embed(checkpoint: Checkpoint, layer: ExpertLayer, ids: list[int]) -> NDArra
             way_out="correct the token ids" if outside else "give a longer prompt",
         )
     rows = np.asarray(catalogue.read(name)[ids]).astype(np.float32)
+    empty = np.flatnonzero(~rows.any(axis=1))
+    if empty.size:
+        what = "is all 0 in the rows of these tokens"
+        raise catalogue.without_data(
+            name, what if empty.size == len(ids) else f"is all 0 in the row of token {ids[empty[0]]}"
+        )
     _must_be_finite(rows, f"embeddings of these tokens ({name})", checkpoint)
     return rows
 

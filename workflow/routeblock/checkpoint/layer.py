@@ -40,6 +40,7 @@ from routeblock.errors import InputError
 from routeblock.moe.awq import pack_awq, unpack_awq
 
 SHARD_MISSING = "add the shard; nothing is put in its place"
+HOLE = 32  # neighbouring rows or columns of zeros that no quantiser writes; every size is a multiple of it
 GEMM_PROJECTIONS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
 
 
@@ -96,7 +97,7 @@ class ExpertLayer:
         return q, np.concatenate(zeros, axis=1) if zeros else None, scales
 
     def other(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Another tensor of the layer by its name inside it, of the shape that the configuration implies."""
+        """Another tensor of the layer by its name inside it, of the shape that the configuration implies; not all 0."""
         ref = self.tensors.others.get(name)
         if ref is None or ref.shape != shape:
             raise InputError(
@@ -107,10 +108,16 @@ class ExpertLayer:
                 limit=f"the layer's inputs need it as {list(shape)}",
                 way_out="give captured inputs with routing instead",
             )
-        return self.catalogue.read(ref.name)
+        found = self.catalogue.read(ref.name)
+        if not found.any():
+            raise self.catalogue.without_data(ref.name, "is all 0")
+        return found
 
     def router(self) -> NDArray[Any]:
-        """The weights of the block's router [experts, hidden]: the one tensor of that shape and such a name."""
+        """The weights of the block's router [experts, hidden]: the one tensor of that shape and such a name.
+
+        Raises InputError if there is another number of them, or an expert's row is all 0.
+        """
         wanted = (self.model.num_experts, self.model.hidden)
         pattern = re.compile(rf"{re.escape(self.tensors.block)}\.(?:gate|router)(?:\.\w+)?\.weight")
         found = [r for name, r in self.tensors.others.items() if pattern.fullmatch(name) and r.shape == wanted]
@@ -121,24 +128,49 @@ class ExpertLayer:
                 limit=f"one called gate or router, {list(wanted)}, is needed; the layer has {self.tensors.alike()}",
                 way_out="give captured inputs with topk_ids and topk_weights",
             )
-        return self.catalogue.read(found[0].name)
+        gate = self.catalogue.read(found[0].name)
+        empty = np.flatnonzero(~gate.any(axis=1))
+        if empty.size:
+            what = "is all 0" if empty.size == len(gate) else f"is all 0 in the row of expert {empty[0]}"
+            raise self.catalogue.without_data(found[0].name, what)
+        return gate
 
-    def constant_fault(self, expert: int, projection: str) -> InputError | None:
-        """The error for a projection whose weights or scales are one value, as in a copy without its data."""
+    def data_fault(self, expert: int, projection: str) -> InputError | None:
+        """The error for a projection without its data, as in a sparse copy, or with scales that are no scales."""
         found = self.packed(expert, projection)
-        for what, x in (("weights", found.qweight), ("scales", found.scales)):
-            if not _constant(x) or not np.isfinite(x.flat[0]):  # what is not finite is an error of its own
-                continue
-            part = Part.WEIGHTS if what == "weights" else Part.SCALES
-            stored = FUSED if self.form.fused and projection != "down_proj" else projection
-            ref = self.tensors.experts[Key(None if self.form.stacked else expert, stored, part)]
-            return InputError(
-                f"tensor {ref.name}: the {what} of expert {expert}, {projection}, are all {x.flat[0]}",
-                where=str(self.catalogue.paths[ref.shard]),
-                limit="quantised weights and their scales differ from row to row; a sparse or broken copy is all zeros",
-                way_out=COMPARE,
-            )
-        return None
+        whose = f"of expert {expert}, {projection},"
+        if _constant(found.qweight):
+            what, part = f"the weights {whose} are all {found.qweight.flat[0]}", Part.WEIGHTS
+            limit = "quantised weights differ from row to row; a sparse or broken copy is all zeros"
+        elif (at := self._hole(found.qweight)) is not None:
+            what, part = f"the weights {whose} are all 0 in {at}", Part.WEIGHTS
+            limit = "quantised weights differ from row to row; a sparse or broken copy has zeros"
+        elif not np.isfinite(found.scales).all():
+            what, part = f"the scales {whose} hold an infinity or NaN", Part.SCALES
+            limit = "finite scales are needed"
+        elif zeros := int(np.count_nonzero(found.scales == 0)):
+            many = "are all 0" if zeros == found.scales.size else f"have {zeros} zeros"
+            what, part = f"the scales {whose} {many}", Part.SCALES
+            limit = "a scale is never 0; a sparse or broken copy has zeros"
+        else:
+            return None
+        stored = FUSED if self.form.fused and projection != "down_proj" else projection
+        ref = self.tensors.experts[Key(None if self.form.stacked else expert, stored, part)]
+        where = str(self.catalogue.paths[ref.shard])
+        return InputError(f"tensor {ref.name}: {what}", where=where, limit=limit, way_out=COMPARE)
+
+    def _hole(self, qweight: NDArray[np.int32]) -> str | None:
+        """Where `HOLE` neighbouring rows (AutoAWQ) or columns (compressed-tensors) begin that are zeros throughout.
+
+        What a copy leaves out is a run of the file, so neighbours are those of the stored order.
+        """
+        if self.model.quantization.container is Container.AWQ:
+            runs, axis, name = qweight.reshape(-1, HOLE, qweight.shape[1]), (1, 2), "row"
+        else:
+            runs, axis, name = qweight.reshape(qweight.shape[0], -1, HOLE // 8), (0, 2), "column"
+        empty = np.flatnonzero(~runs.any(axis=axis))
+        first = HOLE * int(empty[0]) if empty.size else 0
+        return f"{name}s {first} to {first + HOLE - 1}" if empty.size else None
 
     def shape(self, projection: str) -> tuple[int, int]:
         """(K, N) of a projection of one expert."""

@@ -39,7 +39,7 @@ class Report:
 
 def preflight(path: Path, revision: str | None = None, layer: int | None = None, tensor_parallel: int = 1) -> Report:
     """Examine a checkpoint. `layer` and `tensor_parallel` say what it is wanted for: what they need and the checkpoint
-    does not have is a problem. Reads headers only, and of `layer` whether its experts hold data. Raises InputError
+    does not have is a problem. Reads headers only, and of `layer` also its experts' data. Raises InputError
     where nothing more can be said (no folder, no configuration).
     """
     checkpoint = open_checkpoint(path, revision)
@@ -51,7 +51,7 @@ def preflight(path: Path, revision: str | None = None, layer: int | None = None,
     if layer is not None and not isinstance(states.get(layer), Layer):
         report.problems += _unfit(checkpoint, layer, states.get(layer))
     elif layer is not None and not report.problems:
-        report.problems += _constants(checkpoint, layer)
+        report.problems += _without_data(checkpoint, layer)
     report.lines = list(_describe(checkpoint, catalogue, states))
     return report
 
@@ -119,11 +119,11 @@ def _unfit(checkpoint: Checkpoint, layer: int, state: State) -> list[InputError]
     return []  # its own problems are listed
 
 
-def _constants(checkpoint: Checkpoint, layer: int) -> list[InputError]:
-    """The first projection of the layer that holds one value only."""
+def _without_data(checkpoint: Checkpoint, layer: int) -> list[InputError]:
+    """The first projection of the layer whose weights or scales are no data."""
     experts = read_layer(checkpoint, layer)
     every = ((e, p) for e in range(checkpoint.model.num_experts) for p in PROJECTIONS)
-    return list(islice((fault for e, p in every if (fault := experts.constant_fault(e, p))), 1))
+    return list(islice((fault for e, p in every if (fault := experts.data_fault(e, p))), 1))
 
 
 def shapes(model: Model, tensor_parallel: int = 1) -> dict[str, tuple[int, int, int]]:

@@ -129,6 +129,15 @@ class Catalogue:
     tensors: Mapping[str, TensorRef]
     _maps: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
 
+    def without_data(self, name: str, what: str) -> InputError:
+        """The error for a tensor whose data a sparse or broken copy left out."""
+        return InputError(
+            f"tensor {name} {what}",
+            where=str(self.paths[self.tensors[name].shard]),
+            limit="trained weights are not; a sparse or broken copy is all zeros",
+            way_out=COMPARE,
+        )
+
     def read(self, name: str) -> NDArray[Any]:
         """A read-only view of a tensor in the page cache, little-endian; it may be unaligned."""
         ref = self.tensors[name]
