@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -440,6 +441,48 @@ def test_a_router_norm_or_embedding_without_data_is_refused_where_it_is_used(
     fill(root, ending, lambda b: b[: kept * 256] + bytes(len(b) - kept * 256))
     line = fixture_says(root, tmp_path, capsys)
     assert f"{ending} {words}" in line and ".safetensors: tensor model." in line
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        "model.layers.1.mlp.gate.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        "model.embed_tokens.weight",
+        SHORT,
+    ],
+)
+def test_a_tensor_that_its_index_s_shard_does_not_hold_is_read_from_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tensor: str, copies: int
+) -> None:
+    root = generate(tmp_path / "c", SMALL)
+    here = shard_of(root, tensor)
+    third, second = [p for p in shards(root) if p != here][:2]
+    if copies == 2:
+        add(second, tensor, read_shard(here)[tensor])
+    edit(root / INDEX, lambda i: i["weight_map"].update({tensor: third.name}))
+    for line in (refused(root, capsys).strip(), fixture_says(root, tmp_path, capsys)):
+        assert tensor in line and f"is in {third.name} by the index" in line
+        assert here.name in line or second.name in line
+
+
+@pytest.mark.parametrize("more", [(), ("--confirm",)])
+def test_a_lane_that_does_not_exist_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    root = generate(tmp_path / "c", SMALL)
+    line = fixture_says(root, tmp_path, capsys, "--token-ids", "1,2", "--point", "published:foo", *more)
+    assert "lane 'foo' is not known" in line
+
+
+def test_captured_inputs_that_are_no_file_are_refused_unopened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = generate(tmp_path / "c", SMALL)
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", str(tmp_path), str(tmp_path / "pipe")):
+        assert f"{path}: not a regular file" in fixture_says(root, tmp_path, capsys, "--captured", path)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -59,6 +59,8 @@ def captured_inputs(path: Path, checkpoint: Checkpoint, layer: ExpertLayer) -> I
     def refuse(what: str, limit: str, way_out: str = "capture it again") -> InputError:
         return InputError(what, where=str(path), limit=limit, way_out=way_out)
 
+    if path.exists() and not path.is_file():
+        raise refuse("not a regular file", "captured inputs are a safetensors file", "name the file")
     if path.is_file():
         with path.open("rb") as f:
             if pointer := lfs_pointer(path, f.read(1024)):
@@ -183,6 +185,8 @@ def _embed(checkpoint: Checkpoint, layer: ExpertLayer, ids: list[int]) -> NDArra
     name = f"{layer.tensors.prefix}embed_tokens.weight"
     shards = [checkpoint.index[name]] if checkpoint.index and name in checkpoint.index else None
     catalogue = checkpoint.catalogue(shards or shard_names(checkpoint.folder.files, checkpoint.index))
+    if shards and name not in catalogue.tensors:  # in another shard than the index says: reading it says so
+        catalogue = checkpoint.catalogue(shard_names(checkpoint.folder.files, checkpoint.index))
     ref = catalogue.tensors.get(name)
     if (
         ref is None

@@ -252,7 +252,7 @@ class Checkpoint:
             except InputError as e:
                 faults.append(e)
         tensors, doubtful = chosen(headers, self.index, self.folder.root)
-        return Catalogue(paths, tensors), faults + doubtful
+        return Catalogue(paths, tensors, self.index), faults + doubtful
 
     def shards_of(self, layer: int) -> list[str]:
         """The shards that hold a layer by the index; all of them if there is none."""

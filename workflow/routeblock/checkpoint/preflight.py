@@ -81,6 +81,8 @@ def _layers(checkpoint: Checkpoint, catalogue: Catalogue, report: Report) -> Ite
             yield number, state
     report.problems += [p.error() for p in merge(broken)]
     report.problems += _beyond(layers, checkpoint)
+    experts = {ref.name for x in layers.values() for ref in (*x.experts.values(), *x.unknown)}  # examine() saw them
+    report.problems += [f for name in catalogue.tensors if name not in experts and (f := catalogue.misplaced(name))]
 
 
 def _stored_shapes(state: Layer, checkpoint: Checkpoint, catalogue: Catalogue) -> InputError | None:

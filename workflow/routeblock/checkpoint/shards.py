@@ -127,7 +127,21 @@ class Catalogue:
 
     paths: Mapping[str, Path]
     tensors: Mapping[str, TensorRef]
+    index: Mapping[str, str] | None = None
     _maps: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
+
+    def misplaced(self, name: str) -> InputError | None:
+        """The error for a tensor that the index puts into a shard that does not hold it."""
+        ref = self.tensors[name]
+        indexed = (self.index or {}).get(name, ref.shard)
+        if indexed == ref.shard:
+            return None
+        return InputError(
+            f"tensor {name} is in {indexed} by the index",
+            where=str(self.paths[ref.shard]),
+            limit="it lies here and not there; the index decides which shard a tensor comes from",
+            way_out=f"correct {INDEX}",
+        )
 
     def without_data(self, name: str, what: str) -> InputError:
         """The error for a tensor whose data a sparse or broken copy left out."""
@@ -141,6 +155,8 @@ class Catalogue:
     def read(self, name: str) -> NDArray[Any]:
         """A read-only view of a tensor in the page cache, little-endian; it may be unaligned."""
         ref = self.tensors[name]
+        if fault := self.misplaced(name):
+            raise fault
         if ref.dtype not in DTYPES:
             raise InputError(
                 f"tensor {name} has dtype {ref.dtype}"[:200],
@@ -159,7 +175,8 @@ def chosen(
     """One tensor of each name among some shards' headers, and an error for each name that leaves the choice open.
 
     The index decides which shard a tensor comes from; a copy elsewhere is not the checkpoint's. A tensor that the index
-    does not name is found where it lies, as the engines do that read whole shards; in two shards it is left out.
+    does not name is found where it lies, as the engines do that read whole shards; in two shards it is left out. One
+    that the index puts where it does not lie is listed by its place, so that `Catalogue.misplaced` can name both.
     """
     found: dict[str, list[TensorRef]] = {}
     for header in headers.values():

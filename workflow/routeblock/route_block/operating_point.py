@@ -44,14 +44,19 @@ def lane_facts(lane: str) -> LaneFacts:
         # "NVIDIA H200" is the table's H200; "NVIDIA H200 NVL" is another GPU.
         known = [name for name in DEVICES if device.name.endswith(f" {name}")]
         return LaneFacts(known[0] if known else device.name, device.architecture or "no twin", "observed")
-    if lane not in LANES:
+    check_lane(lane)
+    return LANES[lane]
+
+
+def check_lane(lane: str) -> None:
+    """Raise InputError for a lane that does not exist."""
+    if lane not in (*LANES, CUDA):
         raise InputError(
             f"lane {lane!r} is not known",
             where="lane",
             limit=f"known are {', '.join((*LANES, CUDA))}",
             way_out="choose one of them",
         )
-    return LANES[lane]
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ def operating_point(point: str, lane: str, spec: Mapping[str, Any]) -> Operating
 
     Raises InputError for other names, for unknown launches, and for those that the operator refuses on the lane's GPU.
     """
+    check_lane(lane)
     shapes = {"w13": (2 * spec["intermediate"], spec["hidden"]), "w2": (spec["hidden"], spec["intermediate"])}
     if point == "published":
         status = {"w13": Source.PUBLISHED, "w2": Source.ASSUMED}
