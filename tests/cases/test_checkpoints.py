@@ -312,6 +312,48 @@ REFUSED: dict[str, tuple[Spec, Change, list[str]]] = {
         lambda root: quantise(root, config_groups={"g": {**GROUP, "weights": {**WEIGHTS, "actorder": "dynamic"}}}),
         ["actorder 'dynamic'", "columns in their own order"],
     ),
+    "11 actorder is nobody's": (
+        COMPRESSED,
+        lambda root: quantise(root, config_groups={"g": {**GROUP, "weights": {**WEIGHTS, "actorder": "nonsense"}}}),
+        ["actorder 'nonsense'", "columns in their own order"],
+    ),
+    "34 quantised outputs": (
+        COMPRESSED,
+        lambda root: quantise(root, config_groups={"g": {**GROUP, "output_activations": {"num_bits": 8}}}),
+        ["output_activations are quantised", "weight-only"],
+    ),
+    "34 weights quantised when the model runs": (
+        COMPRESSED,
+        lambda root: quantise(root, config_groups={"g": {**GROUP, "weights": {**WEIGHTS, "dynamic": True}}}),
+        ["dynamic True for weights", "quantised once"],
+    ),
+    "34 weights in blocks": (
+        COMPRESSED,
+        lambda root: quantise(
+            root, config_groups={"g": {**GROUP, "weights": {**WEIGHTS, "block_structure": [128, 128]}}}
+        ),
+        ["block_structure [128, 128] for weights", "in groups"],
+    ),
+    "35 compressed-tensors without zero points": (
+        COMPRESSED,
+        lambda root: quantise(root, config_groups={"g": {**GROUP, "weights": {**WEIGHTS, "symmetric": False}}}),
+        ["weight_zero_point: is missing", "or set symmetric to true in config.json"],
+    ),
+    "35 AutoRound without zero points": (
+        replace(SMALL, layout="awq-symmetric"),
+        lambda root: quantise(root, quant_method="auto-round", packing_format="auto_round:auto_awq", sym=False),
+        ["qzeros: is missing", "or set sym to true in config.json"],
+    ),
+    "35 another quant_method": (
+        SMALL,
+        lambda root: quantise(root, quant_method="gptq"),
+        ["quant_method 'gptq'; awq, auto-round and compressed-tensors are read"],
+    ),
+    "35 an epsilon that is NaN": (
+        SMALL,
+        lambda root: configure(root, rms_norm_eps=float("nan")),
+        ["rms_norm_eps is nan; a number from 0 to 1 is needed"],
+    ),
     "12 a shard is a Git LFS pointer": (
         SMALL,
         lambda root: [p.write_bytes(POINTER) for p in shards(root)],
@@ -465,6 +507,17 @@ def test_a_tensor_that_its_index_s_shard_does_not_hold_is_read_from_no_other(
     for line in (refused(root, capsys).strip(), fixture_says(root, tmp_path, capsys)):
         assert tensor in line and f"is in {third.name} by the index" in line
         assert here.name in line or second.name in line
+
+
+def test_a_tensor_that_the_index_does_not_name_is_found_in_any_shard(tmp_path: Path) -> None:
+    root = generate(tmp_path / "c", SMALL)
+    here, name = shard_of(root, SHORT), SHORT.replace("qweight", "scales")
+    tensors = read_shard(here)
+    write_shard(here, {n: t for n, t in tensors.items() if n != name})
+    write_shard(root / "extra.safetensors", {name: tensors[name], "z": ("F16", [1], b"\0\0")})
+    edit(root / INDEX, lambda i: (i["weight_map"].pop(name), i["weight_map"].update(z="extra.safetensors")))
+    assert main(["checkpoint", str(root)]) == main(["checkpoint", str(root), "--layer", "1"]) == 0
+    assert packed_bits(root, SMALL, 1)
 
 
 @pytest.mark.parametrize("more", [(), ("--confirm",)])

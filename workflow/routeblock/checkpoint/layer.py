@@ -326,23 +326,35 @@ def read_layer(checkpoint: Checkpoint, layer: int) -> ExpertLayer:
             limit=f"layers with experts are {ranges(model.moe_layers)}",
             way_out="choose one of them",
         )
-    catalogue = checkpoint.catalogue(checkpoint.shards_of(layer))
-    tensors = one_prefix(group_layers(catalogue.tensors, model), layer, checkpoint)
-    if isinstance(tensors, InputError):
-        raise tensors
     faults = divisibility(model, checkpoint.folder)
-    if faults:
-        raise faults[0]
-    found = examine(tensors, model, checkpoint.folder, checkpoint.index)
+    shards, every = checkpoint.shards_of(layer), shard_names(checkpoint.folder.files, checkpoint.index)
+    catalogue, found = _examined(checkpoint, layer, shards, faults)
+    if not isinstance(found, Layer | Plain) and set(shards) != set(every):
+        # What the index does not name may lie in any shard.
+        catalogue, found = _examined(checkpoint, layer, every, faults)
+    if isinstance(found, InputError):
+        raise found
     if isinstance(found, Plain):
         raise found.fault(layer, checkpoint.folder)
-    if isinstance(found, list):
-        raise found[0].error()
     fault = stored_shape_fault(found, model, catalogue, checkpoint.folder)
     if fault:
         raise fault
     dtype = {"F16": "float16", "BF16": "bfloat16"}[found.scale_dtype]
-    return ExpertLayer(layer, model, found.form, dtype, tensors, catalogue)
+    return ExpertLayer(layer, model, found.form, dtype, found.tensors, catalogue)
+
+
+def _examined(
+    checkpoint: Checkpoint, layer: int, shards: list[str], faults: list[InputError]
+) -> tuple[Catalogue, Layer | Plain | InputError]:
+    """What some shards have of a layer; `faults` of its sizes come before those of single tensors."""
+    catalogue = checkpoint.catalogue(shards)
+    tensors = one_prefix(group_layers(catalogue.tensors, checkpoint.model), layer, checkpoint)
+    if isinstance(tensors, InputError):
+        return catalogue, tensors
+    if faults:
+        return catalogue, faults[0]
+    found = examine(tensors, checkpoint.model, checkpoint.folder, checkpoint.index)
+    return catalogue, found[0].error() if isinstance(found, list) else found
 
 
 def stored_shape_fault(found: Layer, model: Model, catalogue: Catalogue, folder: Folder) -> InputError | None:

@@ -19,7 +19,7 @@ from routeblock.checkpoint.families import PROJECTIONS
 from routeblock.checkpoint.folder import COMPARE, Folder
 from routeblock.checkpoint.model import CONFIG, Model
 from routeblock.checkpoint.names import FUSED, expert_name, layer_name, shapeless
-from routeblock.checkpoint.quantization import Container
+from routeblock.checkpoint.quantization import Container, Quantization
 from routeblock.checkpoint.shards import INDEX, SINGLE, TensorRef
 from routeblock.errors import InputError
 
@@ -200,8 +200,8 @@ def examine(
     reasons = {key: quantization.why_plain(module) for key, module in layer.modules.items()}
     declared = {module: reasons[key] for key, module in layer.modules.items()}
     if declared and all(declared.values()):
-        return _examine_skipped(layer, reasons, folder)
-    found = _Findings(folder)
+        return _examine_skipped(layer, reasons, folder, quantization)
+    found = _Findings(folder, quantization)
     config = folder.root / CONFIG
     for key, ref in layer.experts.items():
         if key.part is not Part.PLAIN:
@@ -230,9 +230,11 @@ def _check_declared(layer: LayerTensors, reasons: Mapping[Key, str | None], conf
             found.add(ref, "is quantised", f"{reason} in {config}, so it must not be quantised", "correct config.json")
 
 
-def _examine_skipped(layer: LayerTensors, reasons: Mapping[Key, str | None], folder: Folder) -> Plain | list[Problem]:
+def _examine_skipped(
+    layer: LayerTensors, reasons: Mapping[Key, str | None], folder: Folder, quantization: Quantization
+) -> Plain | list[Problem]:
     """A layer whose experts the configuration leaves unquantised."""
-    found = _Findings(folder)
+    found = _Findings(folder, quantization)
     _check_declared(layer, reasons, folder.root / CONFIG, found)
     plain = [(r, reasons[k]) for k, r in layer.experts.items() if k.part is Part.PLAIN]
     return found.problems() or Plain(plain[0][0], plain[0][1] or "")
@@ -388,8 +390,8 @@ def merge(problems: Iterable[Problem]) -> list[Problem]:
 class _Findings:
     """Problems of one layer."""
 
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
+    def __init__(self, folder: Folder, quantization: Quantization) -> None:
+        self.folder, self.quantization = folder, quantization
         self._found: list[Problem] = []
 
     def add(self, ref: TensorRef, what: str, rule: str, way_out: str) -> None:
@@ -398,7 +400,7 @@ class _Findings:
     def missing(self, where: str, name: str, key: Key, held: str, zero_points: bool) -> None:
         way_out = "use a checkpoint that has it; nothing is put in its place"
         if key.part is Part.ZEROS and zero_points:
-            way_out += ", or set zero_point to false in config.json if the weights are symmetric"
+            way_out += f", or set {self.quantization.symmetric} in config.json if the weights are symmetric"
         self._found.append(Problem(where, name, MISSING, held, way_out))
 
     def problems(self) -> list[Problem]:

@@ -82,7 +82,7 @@ class _Config:
         given = {name: self.text[name] for name in (key, *_spellings(key)) if self.text.get(name) is not None}
         for name, value in given.items():
             first, wanted = next(iter(given.items()))
-            if value != wanted:
+            if name != first and value != wanted:
                 raise self.refuse(f"{first} is {wanted!r}, {name} is {value!r}"[:120], "two names of one setting")
         return next(iter(given.values()), None)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -133,6 +133,7 @@ class Quantization:
     key: str = "modules_to_not_convert"
     skipped: Names = Names(())
     groups: tuple[Group, ...] = ()
+    symmetric: str = "zero_point to false"  # the setting that says that there are no zero points
     _reasons: dict[str, str | None] = field(default_factory=dict, compare=False, repr=False)
 
     def why_plain(self, module: str) -> str | None:
@@ -177,7 +178,7 @@ def read_quantization(settings: Mapping[str, Any], modules: Sequence[str], refus
         case "compressed-tensors":
             return _compressed(settings, modules, refuse)
         case method:
-            raise refuse(f"quant_method {method!r}", "awq and compressed-tensors are read")
+            raise refuse(f"quant_method {method!r}", "awq, auto-round and compressed-tensors are read")
 
 
 def _settled(
@@ -299,7 +300,8 @@ def _autoround(settings: Mapping[str, Any], modules: Sequence[str], refuse: Refu
         groups.append(Group(f"extra_config {name!r}", Names((name,)), _awq_scheme(own, refuse)))
     groups.append(Group("every Linear", Names(CLASSES), _awq_scheme(base, refuse)))
     key = "modules_to_not_convert"
-    return _settled(Container.AWQ, key, Names(_names(settings.get(key), key, refuse)), groups, modules, refuse)
+    found = _settled(Container.AWQ, key, Names(_names(settings.get(key), key, refuse)), groups, modules, refuse)
+    return replace(found, symmetric="sym to true")
 
 
 # What a transform does to activations is computed when the model runs; elsewhere it is merged into the weights.
@@ -321,7 +323,7 @@ def _compressed(settings: Mapping[str, Any], modules: Sequence[str], refuse: Ref
         Container.COMPRESSED, "ignore", Names(_names(settings.get("ignore"), "ignore", refuse)), groups, modules, refuse
     )
     _no_online_transform(settings, [m for m in modules if found.why_plain(m) is None], refuse)
-    return found
+    return replace(found, symmetric="symmetric to true")
 
 
 def _compressed_scheme(group: Mapping[str, Any], settings: Mapping[str, Any], refuse: Refuse) -> Scheme | Unread | None:
@@ -333,17 +335,23 @@ def _compressed_scheme(group: Mapping[str, Any], settings: Mapping[str, Any], re
     form = group.get("format") or settings.get("format")
     if form != "pack-quantized":
         return Unread(f"format {form!r}", "pack-quantized is read", other)
-    if group.get("input_activations") is not None:
-        return Unread("input_activations are quantised", "weight-only quantisation is read", other)
+    for key in ("input_activations", "output_activations"):
+        if group.get(key) is not None:
+            return Unread(f"{key} are quantised", "weight-only quantisation is read", other)
     if not isinstance(weights, dict) or weights.get("num_bits") != 4 or _lower(weights.get("type", "int")) != "int":
         return Unread(f"weights {weights!r}"[:160], "4-bit integer weights are read", other)
+    for key in ("dynamic", "block_structure"):
+        if weights.get(key):
+            return Unread(
+                f"{key} {weights[key]!r} for weights"[:160], "weights quantised once, in groups, are read", other
+            )
     size = weights.get("group_size")
     strategy = _lower(weights.get("strategy")) or ("channel" if size == -1 else "group" if size else None)
     if strategy not in ("group", "channel"):
         return Unread(f"strategy {strategy!r}", "group and channel are read", other)
     # `dynamic` is another word for group, `static` for weight, which leaves the columns in their order.
-    if _lower(weights.get("actorder")) in (True, "group", "dynamic"):
-        return Unread(f"actorder {weights['actorder']!r}", "columns in their own order are read", other)
+    if _lower(weights.get("actorder")) not in (None, False, "weight", "static"):
+        return Unread(f"actorder {weights['actorder']!r}"[:160], "columns in their own order are read", other)
     return Scheme(
         _group_size(size, refuse) if strategy == "group" else -1, not _flag(weights, "symmetric", True, refuse)
     )

@@ -60,5 +60,7 @@ def check_launch(
         " bytes of shared memory a block",
         where=where,
         limit=f"{blocks} blocks on an SM of {gpu.name} have {available(gpu, blocks)} each: the operator refuses it",
-        way_out=f"use thread sizes {' or '.join(fits)}" if fits else "use a smaller grid",
+        way_out=f"use thread sizes {' or '.join(fits)}"
+        if fits
+        else "choose another operating point, or a GPU with more shared memory",
     )
