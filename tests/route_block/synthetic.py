@@ -18,9 +18,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from routeblock.evidence.digest import canonical_json, code_digest
+from routeblock.evidence.digest import canonical_json, code_digest, sha256_file
 from routeblock.evidence.manifest import SUFFIX, seal
-from routeblock.evidence.record import BY_LOOPS, READ_BACK, RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
+from routeblock.evidence.record import (
+    BY_LOOPS,
+    READ_BACK,
+    RECORD,
+    RECORD_MANIFEST,
+    TELEMETRY,
+    TELEMETRY_MANIFEST,
+    TENSORS,
+)
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align, exchange
@@ -223,10 +231,10 @@ class Study:
     def edit_prediction(self, change: Callable[[dict[str, Any]], object]) -> None:
         """Change the prediction and make every run name the changed one."""
         before = json.loads(self.prediction.read_bytes())
-        old = read_study(self.fixture, self.prediction, self.identity).prediction_digest
+        old = sha256_file(self.prediction)
         change(before)
         self.prediction.write_bytes(canonical_json(before))
-        new = read_study(self.fixture, self.prediction, self.identity).prediction_digest
+        new = sha256_file(self.prediction)
         for path in self.runs.rglob(RECORD):
             for name in (RECORD, RECORD_MANIFEST):
                 file = path.with_name(name)

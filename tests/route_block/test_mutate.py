@@ -36,7 +36,9 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return make_study(root, lane_name="cuda", lane=SignatureLane("observed"))
 
 
-@pytest.mark.parametrize(("backend", "impossible"), [("sound", ["order", "gpu_of_its_own"]), ("observed", ["slices_consumed"])])
+@pytest.mark.parametrize(
+    ("backend", "impossible"), [("sound", ["order", "gpu_of_its_own"]), ("observed", ["slices_consumed"])]
+)
 def test_every_mutation_is_refused_for_its_declared_reason_and_originals_stay(
     request: pytest.FixtureRequest, tmp_path: Path, backend: str, impossible: list[str]
 ) -> None:
@@ -49,7 +51,9 @@ def test_every_mutation_is_refused_for_its_declared_reason_and_originals_stay(
     # An order is claimed on a GPU alone; slices are reported by a twin alone.
     assert [n for n, e in entries.items() if e["as_declared"] is None] == impossible
     assert [n for n, e in entries.items() if e["as_declared"] is False] == []
-    assert [n for n, e in entries.items() if not e["found"]] == sorted([*impossible, "unchanged"], key=list(MUTATE).index)
+    assert [n for n, e in entries.items() if not e["found"]] == sorted(
+        [*impossible, "unchanged"], key=list(MUTATE).index
+    )
     for name in ("source", "source_unsealed", "binary", "binary_unsealed", "binary_of_all"):
         assert "identity_differs" in entries[name]["found"]
     after = _digests(study.runs)
@@ -103,7 +107,10 @@ def test_a_missing_run_is_bad_input_and_leaves_nothing(study: Study, tmp_path: P
     [
         (lambda m: m["order"].update(untried=[]), "mutation order: nothing found, .*not tried, on a twin no order"),
         (lambda m: m["order"].update(untried=["cuda"]), "mutation order: nothing found, .*not tried, on a twin"),
-        (lambda m: m["route"].update(runs=["native/H0/rep9"]), "mutation route: .*this study has no run native/H0/rep9"),
+        (
+            lambda m: m["route"].update(runs=["native/H0/rep9"]),
+            "mutation route: .*this study has no run native/H0/rep9",
+        ),
         (
             lambda m: m["replicate_dropped"].update(runs=["swap_within/H1/rep9"]),
             "mutation replicate_dropped: .*this study has no run swap_within/H1/rep9",
