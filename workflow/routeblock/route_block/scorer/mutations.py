@@ -403,8 +403,9 @@ def mutate(
     """Judge every mutation of all runs below `runs`; write mutations.json to `out`, sealed.
 
     Returns the entries: declared reason, reasons found, and whether they agree (None where the mutation is impossible
-    and declared to be; impossible elsewhere counts as a disagreement). The copies are links that vanish, or, in the folder `keep`, whole and to be looked at. Raises
-    InputError if an input cannot be read, if a run is missing or no recorded one where filed as that, or if `keep` is not empty.
+    and declared to be; impossible elsewhere is a disagreement). The copies are links that vanish, or, in the folder
+    `keep`, whole and to be looked at. Raises InputError if an input cannot be read, if a run is missing, or is not of
+    the evidence where it is filed as recorded, or if `keep` is not empty.
     """
     entries = read_declared(declared)
     study = read_study(fixture, prediction, identity, plans, lane)

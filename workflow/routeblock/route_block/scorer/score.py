@@ -170,10 +170,10 @@ def score(
     """Judge the runs below `runs` and write score.json to `out`, its seal beside it.
 
     `identity`: what was expected to compute, frozen before the runs. `plans`: the file of captured plans that the
-    injected cells used; None where the fixture's stored ones were. `lane`: the lane under which the verdict is filed (see
-    `read_study`). `golden`: the twin's self-test on recorded outputs, of which none may differ, sealed as an input of the
-    verdict. Raises InputError if one of these cannot be read or does not say that, if `runs` is no folder, or if runs
-    filed as recorded are not those of the evidence; what is wrong with a run is no exception but a finding.
+    injected cells used; None where the fixture's stored ones were. `lane`: the lane under which the verdict is filed
+    (see `read_study`). `golden`: the twin's self-test on recorded outputs, of which none may differ, sealed as an input
+    of the verdict. Raises InputError if one of these cannot be read or does not say that, if `runs` is no folder, or if
+    runs filed as recorded are not those of the evidence; what is wrong with a run is no exception but a finding.
     """
     if not runs.is_dir():
         raise InputError(
