@@ -155,7 +155,14 @@ def test_a_run_sealed_with_another_prediction_is_refused(study: Study) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "value"), [("rule", "handmade"), ("rule", "score"), ("parameters", {}), ("parameters", {"cell": "native"})]
+    ("part", "value"),
+    [
+        ("rule", "handmade"),
+        ("rule", "score"),
+        ("rule", "run_cuda"),
+        ("parameters", {}),
+        ("parameters", {"cell": "native"}),
+    ],
 )
 def test_a_run_sealed_as_something_else_is_refused(study: Study, part: str, value: object) -> None:
     path = study.runs / RUN / RECORD_MANIFEST
@@ -405,6 +412,20 @@ def test_the_file_of_captured_plans_has_to_be_a_sealed_input(study: Study, tmp_p
         (Reason.BROKEN_SEAL, "captured plans is not among the sealed inputs")
     }
     assert len(found) == 70
+
+
+def test_the_fixtures_own_plans_are_no_captured_ones(study: Study) -> None:
+    study.edit_prediction(lambda p: p.update(plan_source="captured"))
+    for run in _all_runs(study):
+        study.edit(run, lambda r: r.update(plan_source="captured"))
+    read = read_study(study.fixture, study.prediction, study.identity, study.fixture / PLANS)
+    assert {f.reason for f in judge(read, study.runs, 5).findings} == {Reason.BROKEN_SEAL}
+
+
+def test_on_a_gpu_slices_that_it_cannot_report_are_refused(sound_gpu: Study, tmp_path: Path) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    study.edit(RUN, _set("consumption", "slices", to={"w13": OTHER, "w2": OTHER}))
+    assert study.reasons() == [(RUN, Reason.GRID_NOT_CONSUMED)]
 
 
 def _recorded(study: Study) -> ReadStudy:

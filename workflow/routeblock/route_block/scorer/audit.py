@@ -124,14 +124,15 @@ def audit_set(study: Study, runs: Path, replicates: int) -> tuple[list[Audited],
 
 def _completeness(runs: Path, expected: Sequence[Key]) -> Iterator[Finding]:
     wanted = {run_name(*key) for key in expected}
-    found, links = set(), set()
+    found: set[str] = set()
+    links: set[str] = set()
     for folder, below, files in os.walk(runs):
         at = Path(folder).relative_to(runs)
         links.update((at / name).as_posix() for name in (*below, *files) if (Path(folder) / name).is_symlink())
         below[:] = [name for name in below if not is_temporary(name)]  # what another process is writing
         if RECORD in files or (len(at.parts) == 3 and at.parts[0] in ASKED):
             found.add(at.as_posix())
-    of_runs = set()
+    of_runs: set[str] = set()
     for name in (run_name(*key) for key in expected):
         # A link on the way to a run, or in it, stands for files of another place.
         in_way = {link for link in links if f"{link}/".startswith(f"{name}/") or f"{name}/".startswith(f"{link}/")}
@@ -198,9 +199,11 @@ def _seal(study: Study, key: Key, folder: Path, record: Record) -> Faults:
     """The seal of a record and its tensors, which lists what the study was given as its inputs."""
     manifest, faults = _sealed(study, key, folder, record, RECORD_MANIFEST, (RECORD, TENSORS))
     yield from faults
-    listed = {e.sha256 for e in manifest.inputs} if manifest else set()
+    # Counted off: captured plans that equal the stored ones are a second file.
+    left = Counter(e.sha256 for e in manifest.inputs) if manifest else Counter()
     for name, digest in study.files.items() if manifest else ():
-        if digest not in listed:
+        left[digest] -= 1
+        if left[digest] < 0:
             yield Reason.BROKEN_SEAL, f"{name} is not among the sealed inputs"
 
 
@@ -228,8 +231,8 @@ def _sealed(
         details.append(f"{odd[0]} is not the file that was sealed")
     if manifest.code != record.identity.source:
         details.append(f"{seal_name}: sealed by other code than the record's source")
-    if manifest.rule not in RUN_RULES:
-        details.append(f"{seal_name}: sealed by rule {manifest.rule!r}, which makes no runs")
+    if manifest.rule not in (RUN_RULES[:1] if study.is_twin else RUN_RULES):
+        details.append(f"{seal_name}: sealed by rule {manifest.rule!r}, which makes no runs of this lane")
     place = dict(zip(("lane", "cell", "history", "replicate"), (study.prediction.lane, *key), strict=True))
     if canonical_json(manifest.parameters) != canonical_json(place):  # True is no 1
         details.append(f"{seal_name}: sealed for {manifest.parameters}, where {place} belongs")
@@ -362,6 +365,9 @@ def _consumption(study: Study, key: Key, record: Record, plan: StoredPlan) -> Fa
             yield Reason.TREATMENT_NOT_CONSUMED, f"the kernels used {name} {value}, the stored plan has {stored}"
             return
     slices = found.slices or {}
+    if slices.keys() != set(GEMMS if study.is_twin else ()):
+        yield Reason.GRID_NOT_CONSUMED, f"slices of {', '.join(sorted(slices)) or 'no launch'} on this lane"
+        return
     for gemm in GEMMS if study.is_twin else ():
         wanted = _slices_digest(study, gemm, study.launch(key[0], gemm))
         if slices.get(gemm) != wanted:
