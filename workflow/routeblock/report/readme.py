@@ -78,11 +78,12 @@ def _sentences(read: Callable[[str], Rows]) -> str:
         if r["order"] == "native" and r["history"] == "both":
             of = {(c["order"], c["history"]): c for c in census if (c["lane"], c["point"]) == (r["lane"], r["point"])}
             shared = sum(int(of["native", h]["distinct_plans"]) for h in ("H0", "H1")) - int(r["distinct_plans"])
+            made = of["canonical", "both"]["distinct_finals"]
             lines.append(
                 f"- Census, {int(r['calls']):,} calls of vLLM's own alignment on one routing ({r['gpu']}, "
-                f"`{r['point']}`, {r['processes']} processes, no test): {r['distinct_plans']} plans, {shared} of them under both "
-                f"histories, and {r['distinct_finals']} final outputs. Canonical order, made once a process on the "
-                f"host and so one plan by construction: {of['canonical', 'both']['distinct_finals']}."
+                f"`{r['point']}`, {r['processes']} processes, no test): {r['distinct_plans']} plans, {shared} of them "
+                f"under both histories, and {r['distinct_finals']} final outputs. Canonical order, made once a process "
+                f"on the host and so one plan by construction: {made}."
             )
     elements, differing = (sum(int(r[name]) for r in read("agreement")) for name in ("elements", "differing"))
     lines.append(
@@ -126,10 +127,10 @@ def _history(rows: Rows) -> Iterator[str]:
         one = int(r["processes_with_one_h0"]) + int(r["processes_with_one_h1"])
         yield (
             f"- History and the native alignment ({r['gpu']}, one boot, one routing): {r['verdict']}, "
-            f"p = {float(r['p']):.4f} by a permutation test whose unit is the process. {r['pairs']} processes a history, "
-            f"{calls} calls each: {r['distinct_h0']} and {r['distinct_h1']} plans, {r['distinct_both']} in common; {one} "
-            f"of {2 * int(r['pairs'])} processes gave one plan throughout. H1 is a composite treatment: what of it acts "
-            "is not shown."
+            f"p = {float(r['p']):.4f} by a permutation test whose unit is the process. {r['pairs']} processes a "
+            f"history, {calls} calls each: {r['distinct_h0']} and {r['distinct_h1']} plans, {r['distinct_both']} in "
+            f"common; {one} of {2 * int(r['pairs'])} processes gave one plan throughout. H1 is a composite treatment: "
+            "what of it acts is not shown."
         )
 
 
@@ -156,12 +157,13 @@ def _fast_paths(peers: Rows, bits: Rows) -> str:
     reached = sum(r["reached"] == "True" for r in bound)
     ratios, limits = ([float(r[name]) for r in bound] for name in ("ratio", "of_limit"))
     same = {r["side"] for r in bits} - {r["side"] for r in bits if r["same_as_alone"] != "True"}
+    most = max(int(r["tokens"]) for r in bits)
     kept = "the same" if {"auto", "dp4a", "tensor"} <= same else "not the same"
     return (
         f"- Q6_K expert jobs by the fast paths (H200, inclusive, graph replay; llama.cpp by the host's clock): "
         f"{min(ratios):.2f} to {max(ratios):.2f} of the better of two peers at {reached} of {len(bound)} shapes; one "
-        f"token's bits are {kept} in batches of 1 to {max(int(r['tokens']) for r in bits)} and on either path. Our kernel "
-        "that reads the weights once, or a launch, whichever is longer, takes "
+        f"token's bits are {kept} in batches of 1 to {most} and on either path. Our kernel that reads the weights once, "
+        "or a launch, whichever is longer, takes "
         f"{min(limits):.2f} to {max(limits):.2f} of their time."
     )
 
