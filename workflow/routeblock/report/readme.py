@@ -162,8 +162,8 @@ def _fast_paths(peers: Rows, bits: Rows) -> str:
     return (
         f"- Q6_K expert jobs by the fast paths (H200, inclusive, graph replay; llama.cpp by the host's clock): "
         f"{min(ratios):.2f} to {max(ratios):.2f} of the better of two peers at {reached} of {len(bound)} shapes; one "
-        f"token's bits are {kept} in batches of 1 to {most} and on either path. Our kernel that reads the weights once, "
-        "or a launch, whichever is longer, takes "
+        f"token's bits are {kept} in batches of 1 to {most} and on either path. Our kernel that reads the weights "
+        "once, or a launch, whichever is longer, takes "
         f"{min(limits):.2f} to {max(limits):.2f} of their time."
     )
 
