@@ -47,7 +47,7 @@ def test_where_everything_holds_each_sentence_says_so_with_the_counts_of_the_row
         "launches, and 4,000 calls in canonical order gave 1 plan and 1 final output at each of 2 "
         "launches; replayed from a graph, the alignment alone is non-inferior at 2 of 2 sizes, and the "
         "whole layer is non-inferior at 2 of 2 sizes, with the ratios in the table alone; enqueued from "
-        "Python without a graph, the alignment takes more host time than the native at 2 of 2 sizes."
+        "Python without a graph, the alignment as recorded took more host time than the native at 2 of 2 sizes."
     )
     assert schedule == (
         "It depends on how the weights stand to the cache: band32 against job_major, confirmed at the "
