@@ -154,7 +154,7 @@ def digests(checkout: Checkout) -> dict[str, str]:
 
 # Commands of rules that the study does not ask for, on less than those would take; `by_hand` is where they write.
 BY_HAND = (
-    f"predict --superseded {_OWN} --lane twin-hopper --out by_hand/superseded.json",
+    f"freeze --superseded {_OWN} --lane twin-hopper --out by_hand/superseded.json",
     f"control {_OWN} --prediction by_hand/superseded.json --lane twin-hopper --out by_hand/control.json",
     "random-plans --fixture results/fixtures/checkpoint --lane twin-hopper --plans 1 --out by_hand/random.json",
     "table prediction --from by_hand/random.json --out by_hand",

@@ -18,8 +18,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from routeblock.evidence.digest import canonical_json, code_digest
-from routeblock.evidence.record import BY_LOOPS, READ_BACK, RECORD, RECORD_MANIFEST, TENSORS
+from routeblock.evidence.digest import canonical_json, code_digest, sha256_file
+from routeblock.evidence.manifest import SUFFIX, seal
+from routeblock.evidence.record import (
+    BY_LOOPS,
+    READ_BACK,
+    RECORD,
+    RECORD_MANIFEST,
+    TELEMETRY,
+    TELEMETRY_MANIFEST,
+    TENSORS,
+)
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.moe.launches import Launch
 from routeblock.moe.routing import AlignedPlan, align, exchange
@@ -31,7 +40,7 @@ from routeblock.route_block.prediction import predict
 from routeblock.route_block.runs.lane import Computer, Outcome, Request
 from routeblock.route_block.runs.run import code_of, run
 from routeblock.route_block.scorer.audit import STATUS
-from routeblock.route_block.scorer.inputs import read_study
+from routeblock.route_block.scorer.inputs import FROZEN_BEFORE, read_study
 from routeblock.route_block.scorer.mutations import seal_anew
 from routeblock.route_block.scorer.score import Score, judge, score
 from routeblock.twin.layer import combine, silu_and_mul
@@ -199,6 +208,17 @@ class Study:
         path.write_bytes(canonical_json(record))
         if seal:
             seal_anew(self.runs / run, RECORD_MANIFEST)
+            if (self.runs / run / TELEMETRY).is_file():
+                seal_anew(self.runs / run, TELEMETRY_MANIFEST)
+
+    def edit_telemetry(self, run: str, change: Callable[[dict[str, Any]], object], *, seal: bool = True) -> None:
+        """Change the telemetry of a run."""
+        path = self.runs / run / TELEMETRY
+        document = json.loads(path.read_bytes())
+        change(document)
+        path.write_bytes(canonical_json(document))
+        if seal:
+            seal_anew(self.runs / run, TELEMETRY_MANIFEST)
 
     def edit_tensors(self, run: str, change: Callable[[dict[str, NDArray[Any]]], object]) -> None:
         """Change the tensors of a run, and seal it anew."""
@@ -211,28 +231,36 @@ class Study:
     def edit_prediction(self, change: Callable[[dict[str, Any]], object]) -> None:
         """Change the prediction and make every run name the changed one."""
         before = json.loads(self.prediction.read_bytes())
-        old = read_study(self.fixture, self.prediction, self.identity).prediction_digest
+        old = sha256_file(self.prediction)
         change(before)
         self.prediction.write_bytes(canonical_json(before))
-        new = read_study(self.fixture, self.prediction, self.identity).prediction_digest
+        new = sha256_file(self.prediction)
         for path in self.runs.rglob(RECORD):
             for name in (RECORD, RECORD_MANIFEST):
                 file = path.with_name(name)
                 file.write_bytes(file.read_bytes().replace(old.encode(), new.encode()))
-            seal_anew(path.parent, RECORD_MANIFEST)
+            for name in (RECORD_MANIFEST, TELEMETRY_MANIFEST):
+                seal_anew(path.parent, name)
 
 
 def write_identity(path: Path, lane: str) -> None:
-    """What a study of `SignatureLane` is expected to have computed with."""
+    """What a study of `SignatureLane` is expected to have computed with, sealed."""
     lane_of_test = SignatureLane()
     computer, source = lane_of_test.computer(), code_digest(*code_of(lane_of_test))
     document = {
         "format": "routeblock.expected_identity.v1",
         "lane": lane,
         "source": source,
-        "frozen": "before the runs",
+        "frozen": FROZEN_BEFORE,
     }
     path.write_bytes(canonical_json({**document, "binary": computer.binary, "environment": computer.environment}))
+    seal_identity(path)
+
+
+def seal_identity(path: Path) -> None:
+    """Seal an identity document as it now is."""
+    parameters = {"lane": json.loads(path.read_bytes())["lane"]}
+    seal(path.with_suffix(SUFFIX), rule="identity", outputs=[path], inputs=[], parameters=parameters, modules=())
 
 
 def make_study(

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from synthetic import SignatureLane, Study, make_study
@@ -33,9 +36,11 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return make_study(root, lane_name="cuda", lane=SignatureLane("observed"))
 
 
-@pytest.mark.parametrize(("backend", "impossible"), [("sound", "order"), ("observed", "slices_consumed")])
+@pytest.mark.parametrize(
+    ("backend", "impossible"), [("sound", ["order", "gpu_of_its_own"]), ("observed", ["slices_consumed"])]
+)
 def test_every_mutation_is_refused_for_its_declared_reason_and_originals_stay(
-    request: pytest.FixtureRequest, tmp_path: Path, backend: str, impossible: str
+    request: pytest.FixtureRequest, tmp_path: Path, backend: str, impossible: list[str]
 ) -> None:
     study = request.getfixturevalue(backend).copy(tmp_path / "study")
     before = _digests(study.runs)
@@ -44,9 +49,11 @@ def test_every_mutation_is_refused_for_its_declared_reason_and_originals_stay(
     entries = {e["name"]: e for e in json.loads(out.read_bytes())["mutations"]}
     assert list(entries) == list(MUTATE)
     # An order is claimed on a GPU alone; slices are reported by a twin alone.
-    assert [n for n, e in entries.items() if e["as_declared"] is None] == [impossible]
+    assert [n for n, e in entries.items() if e["as_declared"] is None] == impossible
     assert [n for n, e in entries.items() if e["as_declared"] is False] == []
-    assert [n for n, e in entries.items() if not e["found"]] == sorted([impossible, "unchanged"])
+    assert [n for n, e in entries.items() if not e["found"]] == sorted(
+        [*impossible, "unchanged"], key=list(MUTATE).index
+    )
     for name in ("source", "source_unsealed", "binary", "binary_unsealed", "binary_of_all"):
         assert "identity_differs" in entries[name]["found"]
     after = _digests(study.runs)
@@ -93,3 +100,35 @@ def test_a_missing_run_is_bad_input_and_leaves_nothing(study: Study, tmp_path: P
     out = tmp_path / "results"
     assert _run(study, out / "m.json") == 2
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m["order"].update(untried=[]), "mutation order: nothing found, .*not tried, on a twin no order"),
+        (lambda m: m["order"].update(untried=["cuda"]), "mutation order: nothing found, .*not tried, on a twin"),
+        (
+            lambda m: m["route"].update(runs=["native/H0/rep9"]),
+            "mutation route: .*this study has no run native/H0/rep9",
+        ),
+        (
+            lambda m: m["replicate_dropped"].update(runs=["swap_within/H1/rep9"]),
+            "mutation replicate_dropped: .*this study has no run swap_within/H1/rep9",
+        ),
+    ],
+)
+def test_a_mutation_that_was_not_tried_and_not_declared_to_be_impossible_there_fails(
+    study: Study,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[dict[str, Any]], object],
+    said: str,
+) -> None:
+    declared = json.loads(DECLARED.read_bytes())
+    change({m["name"]: m for m in declared["mutations"]})
+    path = tmp_path / "declared.json"
+    path.write_text(json.dumps(declared))
+    monkeypatch.setattr("test_mutate.DECLARED", path)
+    assert _run(study, tmp_path / "m.json") == 1
+    assert re.search(said, capsys.readouterr().out)

@@ -12,20 +12,24 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from synthetic import SignatureLane, Study, following, make_study
+from synthetic import SignatureLane, Study, following, make_study, seal_identity
 
 from routeblock.cli import main
 from routeblock.errors import InputError
 from routeblock.evidence.digest import PACKAGE_ROOT, canonical_json, import_closure, sha256_array, sha256_bytes
-from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TENSORS
-from routeblock.evidence.tensors import load_tensors
+from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
+from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.route_block.operating_point import LANES
+from routeblock.route_block.runs.identity import BEFORE
 from routeblock.route_block.scorer.arithmetic import faults_of
 from routeblock.route_block.scorer.audit import STATUS
-from routeblock.route_block.scorer.inputs import read_study
+from routeblock.route_block.scorer.inputs import FROZEN_BEFORE, PLANS, read_study
+from routeblock.route_block.scorer.inputs import Study as ReadStudy
 from routeblock.route_block.scorer.membership import StoredPlan
+from routeblock.route_block.scorer.mutations import seal_anew
 from routeblock.route_block.scorer.reasons import Reason
-from routeblock.route_block.scorer.score import judge
+from routeblock.route_block.scorer.recorded_index import check_recorded
+from routeblock.route_block.scorer.score import judge, score
 from routeblock.twin.layer import combine, silu_and_mul
 
 RUN = "cross/H0/rep2"
@@ -151,7 +155,14 @@ def test_a_run_sealed_with_another_prediction_is_refused(study: Study) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "value"), [("rule", "handmade"), ("rule", "score"), ("parameters", {}), ("parameters", {"cell": "native"})]
+    ("part", "value"),
+    [
+        ("rule", "handmade"),
+        ("rule", "score"),
+        ("rule", "run_cuda"),
+        ("parameters", {}),
+        ("parameters", {"cell": "native"}),
+    ],
 )
 def test_a_run_sealed_as_something_else_is_refused(study: Study, part: str, value: object) -> None:
     path = study.runs / RUN / RECORD_MANIFEST
@@ -165,21 +176,67 @@ def test_a_copy_of_a_run_is_no_process_of_its_own(study: Study) -> None:
     first = RUN.replace("rep2", "rep1")
     assert first != RUN
     shutil.copy(study.runs / first / TELEMETRY, study.runs / RUN / TELEMETRY)
+    seal_anew(study.runs / RUN, TELEMETRY_MANIFEST)
     assert study.reasons() == [(first, Reason.NOT_SEPARATE), (RUN, Reason.NOT_SEPARATE)]
 
 
-@pytest.mark.parametrize("data", [None, b"", b"{}", b"[1]", b'{"host":"a","pid":"b","start":"c"}', b"[" * 100_000])
-def test_a_run_that_does_not_tell_its_process_is_refused(study: Study, data: bytes | None) -> None:
-    path = study.runs / RUN / TELEMETRY
-    path.unlink()
-    if data is not None:
-        path.write_bytes(data)
+START = b'"2026-11-30T03:17:10+00:00"'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[1]",
+        b'{"host":"a","pid":"b","start":"c"}',
+        b"[" * 100_000,
+        b'{"host":"a","pid":1,"start":"2026-11-30T03:17:10"}',
+        b'{"host":"a","pid":1,"start":1764472630}',
+        b'{"host":"a","pid":true,"start":%s}' % START,
+        b'{"host":"","pid":1,"start":%s}' % START,
+        b'{"host":"a","pid":1,"pid":2,"start":%s}' % START,
+        b'{"host":"a","pid":1,"start":%s,"seconds":NaN}' % START,
+        b'{"host":"a","pid":1,"start":%s,"seconds":-Infinity}' % START,
+        b'{"host":"a","pid":1,"start":%s,"seconds":1e999}' % START,
+        b'{"host":"a","pid":1,"start":%s,"seconds":1%s}' % (START, b"0" * 400),
+    ],
+)
+def test_a_run_that_does_not_tell_its_process_is_refused(study: Study, data: bytes) -> None:
+    (study.runs / RUN / TELEMETRY).write_bytes(data)
+    seal_anew(study.runs / RUN, TELEMETRY_MANIFEST)
     assert study.reasons() == [(RUN, Reason.NOT_SEPARATE)]
 
 
-def _times(study: Study, run: str, **times: str) -> None:
-    path = study.runs / run / TELEMETRY
-    path.write_bytes(canonical_json({**json.loads(path.read_bytes()), **times}))
+def test_the_start_of_another_run_spelled_otherwise_is_no_process_of_its_own(study: Study) -> None:
+    first = RUN.replace("rep2", "rep1")
+    told = json.loads((study.runs / first / TELEMETRY).read_bytes())
+    told["start"] = told["start"].replace("+00:00", "Z")
+    study.edit_telemetry(RUN, lambda t: t.update(told))
+    assert study.reasons() == [(first, Reason.NOT_SEPARATE), (RUN, Reason.NOT_SEPARATE)]
+
+
+@pytest.mark.parametrize("name", [TELEMETRY, TELEMETRY_MANIFEST])
+def test_telemetry_without_its_seal_is_refused(study: Study, name: str) -> None:
+    (study.runs / RUN / name).unlink()
+    assert study.reasons() == [(RUN, Reason.BROKEN_SEAL)]
+
+
+def test_telemetry_that_was_not_sealed_anew_is_refused(study: Study) -> None:
+    study.edit_telemetry(RUN, lambda t: t.update(pid=1), seal=False)
+    assert study.reasons() == [(RUN, Reason.BROKEN_SEAL)]
+
+
+def test_telemetry_sealed_for_another_record_is_refused(study: Study) -> None:
+    path = study.runs / RUN / TELEMETRY_MANIFEST
+    manifest = json.loads(path.read_bytes())
+    manifest["inputs"][0]["sha256"] = OTHER
+    path.write_bytes(canonical_json(manifest))
+    assert study.reasons() == [(RUN, Reason.BROKEN_SEAL)]
+
+
+def _times(study: Study, run: str, **times: Any) -> None:
+    study.edit_telemetry(run, lambda t: t.update(times))
 
 
 def _planned(study: Study) -> list[str]:
@@ -196,7 +253,7 @@ def sound_gpu(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def test_on_a_gpu_start_times_in_reverse_order_are_refused(sound_gpu: Study, tmp_path: Path) -> None:
     study = sound_gpu.copy(tmp_path / "study")
-    assert study.judge().document["order"] == "by the start and end stamps of each GPU" and not study.reasons()
+    assert study.judge().document["order"] == "by the begin and end stamps on 1 GPU" and not study.reasons()
     runs = _planned(study)
     stamps = [json.loads((study.runs / run / TELEMETRY).read_bytes()) for run in runs]
     for run, other in zip(runs, reversed(stamps), strict=True):
@@ -213,10 +270,68 @@ def test_on_a_gpu_a_run_that_began_while_another_had_the_device_is_refused(sound
 
 def test_on_a_gpu_a_run_without_stamps_is_refused(sound_gpu: Study, tmp_path: Path) -> None:
     study = sound_gpu.copy(tmp_path / "study")
-    path = study.runs / RUN / TELEMETRY
-    document = json.loads(path.read_bytes())
-    path.write_bytes(canonical_json({k: v for k, v in document.items() if k not in ("begin", "end", "turn")}))
+    study.edit_telemetry(RUN, lambda t: [t.pop(name) for name in ("begin", "end", "turn")])
     assert study.reasons() == [(RUN, Reason.WRONG_ORDER)]
+
+
+def _as_before_the_stamps(telemetry: dict[str, Any], **waited: Any) -> None:
+    for name in ("begin", "end"):
+        telemetry.pop(name)
+    telemetry["turn"] = {"seconds": {"predecessor": 0.0, "lock": 0.0, **waited}}
+
+
+def test_stamps_derived_from_seconds_are_believed_of_recorded_runs_alone(sound_gpu: Study, tmp_path: Path) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    run = _planned(study)[-1]
+    study.edit_telemetry(run, _as_before_the_stamps)
+    assert study.reasons() == [(run, Reason.WRONG_ORDER)]
+    recorded = _recorded(study)
+    assert judge(recorded, study.runs, 5).findings == []
+    study.edit_telemetry(run, lambda t: t["turn"]["seconds"].update(lock=-1.0))
+    assert [(f.run, f.reason) for f in judge(recorded, study.runs, 5).findings] == [(run, Reason.WRONG_ORDER)]
+
+
+AT = "2026-11-30T03:17:1{}+00:00"
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"start": AT.format(1), "begin": AT.format(3), "end": AT.format(2)},
+        {"start": AT.format(1), "begin": AT.format(2), "end": AT.format(2)},
+        {"start": AT.format(2), "begin": AT.format(1), "end": AT.format(3)},
+        {"begin": AT.format(2)[:19]},
+        {"end": AT.format(2)[:19]},
+        {"begin": "0001-01-01T00:00:00"},
+        {"begin": "0001-01-01T00:00:00+14:00"},
+        {"begin": 1764472630.0},
+        {"begin": None},
+        {"lane": [1]},
+        {"lane": {"gpu_uuid": ["one"]}},
+        {"lane": {"gpu_uuid": ""}},
+        {"lane": {"gpu_uuid": None}},
+    ],
+)
+def test_on_a_gpu_impossible_times_and_devices_are_refused(
+    sound_gpu: Study, tmp_path: Path, times: dict[str, Any]
+) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    run = _planned(study)[0]
+    _times(study, run, **times)
+    assert (run, Reason.WRONG_ORDER) in study.reasons()
+
+
+def test_on_a_gpu_runs_that_each_name_another_device_are_refused(sound_gpu: Study, tmp_path: Path) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    for run in _planned(study):
+        _times(study, run, lane={"gpu_uuid": run})
+    assert study.reasons() == [(run, Reason.WRONG_ORDER) for run in _planned(study)]
+
+
+def test_on_a_gpu_runs_of_one_device_on_two_hosts_are_refused(sound_gpu: Study, tmp_path: Path) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    _times(study, RUN, host="elsewhere")
+    assert study.reasons() == [(run, Reason.WRONG_ORDER) for run in _planned(study)]
 
 
 def test_on_a_gpu_runs_of_two_devices_need_not_wait_for_each_other(sound_gpu: Study, tmp_path: Path) -> None:
@@ -224,11 +339,12 @@ def test_on_a_gpu_runs_of_two_devices_need_not_wait_for_each_other(sound_gpu: St
     runs = _planned(study)
     stamps = [json.loads((study.runs / run / TELEMETRY).read_bytes()) for run in runs]
     for run, other in zip(runs[14:28], stamps[:14], strict=True):
-        _times(study, run, begin=other["begin"], end=other["end"])
+        _times(study, run, start=other["begin"], begin=other["begin"], end=other["end"])
     assert {reason for _, reason in study.reasons()} == {Reason.WRONG_ORDER}
     for run in runs[14:28]:
-        _times(study, run, lane={"gpu_uuid": "another"})  # type: ignore[arg-type]
+        _times(study, run, lane={"gpu_uuid": "another"})
     assert study.reasons() == []
+    assert study.judge().document["order"] == "by the begin and end stamps on 2 GPUs"
 
 
 def test_on_a_twin_no_order_is_claimed(study: Study) -> None:
@@ -249,8 +365,121 @@ def test_another_identity_is_refused_however_many_runs_agree_on_it(study: Study)
 
 def test_an_identity_that_the_runs_did_not_have_as_input_is_no_expectation(study: Study) -> None:
     document = json.loads(study.identity.read_bytes())
-    study.identity.write_bytes(canonical_json({**document, "frozen": "later"}))
+    study.identity.write_bytes(canonical_json({**document, "more": "later"}))
+    seal_identity(study.identity)
     assert study.reasons() == [(run, Reason.BROKEN_SEAL) for run in _planned(study)]
+
+
+def test_an_identity_that_is_not_the_one_sealed_is_bad_input(study: Study) -> None:
+    document = json.loads(study.identity.read_bytes())
+    study.identity.write_bytes(canonical_json({**document, "binary": OTHER}))
+    with pytest.raises(InputError, match="not the file that was sealed"):
+        study.judge()
+    study.identity.with_suffix(".manifest.json").unlink()
+    with pytest.raises(InputError, match="no readable seal"):
+        study.judge()
+
+
+def test_an_identity_that_says_it_was_frozen_later_is_bad_input(study: Study) -> None:
+    document = json.loads(study.identity.read_bytes())
+    study.identity.write_bytes(canonical_json({**document, "frozen": "after the runs, from the runs"}))
+    seal_identity(study.identity)
+    with pytest.raises(InputError, match="that of runs made here is 'before the first run, as its input'"):
+        study.judge()
+
+
+def test_the_scorers_phrase_of_a_frozen_identity_is_the_one_that_is_written() -> None:
+    assert FROZEN_BEFORE == BEFORE
+
+
+def test_a_file_of_plans_is_for_captured_plans_and_demanded_there(study: Study) -> None:
+    with pytest.raises(InputError, match="a file of plans for a study of stored plans"):
+        read_study(study.fixture, study.prediction, study.identity, study.fixture / PLANS)
+    study.edit_prediction(lambda p: p.update(plan_source="captured"))
+    with pytest.raises(InputError, match="no file of plans for a study of captured plans"):
+        read_study(study.fixture, study.prediction, study.identity)
+
+
+def test_the_file_of_captured_plans_has_to_be_a_sealed_input(study: Study, tmp_path: Path) -> None:
+    study.edit_prediction(lambda p: p.update(plan_source="captured"))
+    for run in _all_runs(study):
+        study.edit(run, lambda r: r.update(plan_source="captured"))
+    plans = load_tensors(study.fixture / PLANS)
+    save_tensors(tmp_path / "plans.safetensors", {**plans, "more": np.zeros(1)})  # the same plans in another file
+    read = read_study(study.fixture, study.prediction, study.identity, tmp_path / "plans.safetensors")
+    found = judge(read, study.runs, 5).findings
+    assert {(f.reason, f.detail) for f in found} == {
+        (Reason.BROKEN_SEAL, "captured plans is not among the sealed inputs")
+    }
+    assert len(found) == 70
+
+
+def test_the_fixtures_own_plans_are_no_captured_ones(study: Study) -> None:
+    study.edit_prediction(lambda p: p.update(plan_source="captured"))
+    for run in _all_runs(study):
+        study.edit(run, lambda r: r.update(plan_source="captured"))
+    read = read_study(study.fixture, study.prediction, study.identity, study.fixture / PLANS)
+    assert {f.reason for f in judge(read, study.runs, 5).findings} == {Reason.BROKEN_SEAL}
+
+
+def test_on_a_gpu_slices_that_it_cannot_report_are_refused(sound_gpu: Study, tmp_path: Path) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    study.edit(RUN, _set("consumption", "slices", to={"w13": OTHER, "w2": OTHER}))
+    assert study.reasons() == [(RUN, Reason.GRID_NOT_CONSUMED)]
+
+
+def _recorded(study: Study) -> ReadStudy:
+    """The study as recorded evidence, its identity written after the runs."""
+    path = study.identity.with_name("later.json")
+    document = json.loads(study.identity.read_bytes())
+    path.write_bytes(canonical_json({**document, "frozen": "after the runs, from them"}))
+    return read_study(study.fixture, study.prediction, path, lane="recorded-gpu")
+
+
+@pytest.mark.parametrize("lane", ["recorded-", "recorded-A", "recorded-a/b", "recorded-a b", "recorded", "h200"])
+def test_no_other_name_is_a_recorded_lane(sound_gpu: Study, lane: str) -> None:
+    with pytest.raises(InputError, match=f"cannot be filed as {lane}"):
+        read_study(sound_gpu.fixture, sound_gpu.prediction, sound_gpu.identity, lane=lane)
+
+
+def test_an_identity_frozen_before_is_not_that_of_recorded_runs(sound_gpu: Study) -> None:
+    with pytest.raises(InputError, match="that of recorded evidence says 'after the runs' first"):
+        read_study(sound_gpu.fixture, sound_gpu.prediction, sound_gpu.identity, lane="recorded-gpu")
+
+
+def test_runs_are_filed_as_recorded_where_the_evidence_names_them_and_nowhere_else(
+    sound_gpu: Study, tmp_path: Path
+) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    recorded, names = _recorded(study), _all_runs(study)
+    with pytest.raises(InputError, match="no readable evidence"):
+        check_recorded(recorded, study.runs, names)
+    lines = [
+        {"folder": run, "sha256": {p.name: sha256_bytes(p.read_bytes()) for p in (study.runs / run).iterdir()}}
+        for run in names
+    ]
+    data = b"".join(canonical_json(line) + b"\n" for line in lines)
+    (recorded.identity_path.with_name("published.stored.jsonl")).write_bytes(data)
+    index = {"groups": {"published.stored": {"sha256": sha256_bytes(data)}}}
+    recorded.identity_path.with_name("evidence.json").write_bytes(canonical_json(index))
+    check_recorded(recorded, study.runs, names)
+    study.edit(RUN, lambda r: r.pop("consumption"))
+    with pytest.raises(InputError, match=f"{RUN}/record.json: not the file of the recorded evidence"):
+        check_recorded(recorded, study.runs, names)
+    with pytest.raises(InputError, match="not the file of the recorded evidence"):
+        score(
+            fixture=study.fixture,
+            prediction=study.prediction,
+            identity=recorded.identity_path,
+            runs=study.runs,
+            replicates=5,
+            out=tmp_path / "score.json",
+            lane="recorded-gpu",
+        )
+    assert not (tmp_path / "score.json").exists()
+    (recorded.identity_path.with_name("published.stored.jsonl")).write_bytes(data[:-1])
+    with pytest.raises(InputError, match="is not the file that it names"):
+        check_recorded(recorded, study.runs, names)
 
 
 def test_the_identity_of_another_lane_is_bad_input(study: Study) -> None:
@@ -264,7 +493,7 @@ def test_recorded_runs_without_a_read_back_are_asked_for_and_not_called_consumed
     sound_gpu: Study, tmp_path: Path
 ) -> None:
     study = sound_gpu.copy(tmp_path / "study")
-    recorded = read_study(study.fixture, study.prediction, study.identity, lane="recorded-gpu")
+    recorded = _recorded(study)
     assert judge(recorded, study.runs, 5).document["consumed"] == {"read back from the device": 70}
     study.edit(RUN, _set("consumption", to=None))
     assert [(f.run, f.reason) for f in judge(recorded, study.runs, 5).findings] == [
@@ -292,6 +521,27 @@ def test_a_link_to_a_run_is_no_run(study: Study) -> None:
     (study.runs / RUN).rename(study.runs.parent / "elsewhere")
     (study.runs / RUN).symlink_to(study.runs.parent / "elsewhere")
     assert study.reasons() == [(RUN, Reason.MISSING_RUN)]
+
+
+@pytest.mark.parametrize("folder", ["cross/H0", "cross"])
+def test_a_link_on_the_way_to_runs_is_no_folder_of_runs(study: Study, folder: str) -> None:
+    runs = [run for run in _planned(study) if run.startswith(f"{folder}/")]
+    (study.runs / folder).rename(study.runs.parent / "elsewhere")
+    (study.runs / folder).symlink_to(study.runs.parent / "elsewhere")
+    assert study.reasons() == [(run, Reason.MISSING_RUN) for run in runs]
+
+
+@pytest.mark.parametrize("file", [RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS])
+def test_a_link_in_a_run_is_no_file_of_it(study: Study, file: str) -> None:
+    (study.runs / RUN / file).rename(study.runs.parent / "elsewhere")
+    (study.runs / RUN / file).symlink_to(study.runs.parent / "elsewhere")
+    assert study.reasons() == [(RUN, Reason.MISSING_RUN)]
+
+
+@pytest.mark.parametrize("name", ["cross/H0/rep6", "more", "cross/H0/rep6.tmp", "note.txt"])
+def test_a_link_beside_the_runs_is_named(study: Study, name: str) -> None:
+    (study.runs / name).symlink_to(study.runs / "native")
+    assert study.reasons() == [(name, Reason.EXTRA_RUN)]
 
 
 def test_one_run_gone_and_one_too_many_are_both_named(study: Study) -> None:
@@ -473,7 +723,10 @@ def test_an_exchange_pair_that_is_none_is_refused(study: Study, pair: list[int],
         document["exchange"]["within"], document["plan_source"] = pair, source
 
     study.edit_prediction(change)
-    found = [f for f in study.judge().findings if f.run == "prediction.json" and "pair within" in f.detail]
+    plans = study.fixture / PLANS if source == "captured" else None
+    read = read_study(study.fixture, study.prediction, study.identity, plans)
+    verdict = judge(read, study.runs, 5)
+    found = [f for f in verdict.findings if f.run == "prediction.json" and "pair within" in f.detail]
     assert {f.reason for f in found} == {Reason.PREDICTION_MISMATCH}
 
 
@@ -651,10 +904,24 @@ def test_the_twins_proof_is_sealed_as_an_input_and_has_to_be_there(
     call = [*map(str, arguments), "--replicates", "5", "--golden", str(golden), "--out", str(out)]
     assert main(call) == 2
     assert "golden.json: no such file" in capsys.readouterr().err and not out.exists()
+    good = {"name": "mma", "elements": 4, "differing": 0}
+
+    def prove(*comparisons: dict[str, Any]) -> bytes:
+        data = canonical_json({"format": "routeblock.golden.v1", "comparisons": comparisons})
+        golden.write_bytes(data)
+        return data
+
+    prove(good, {**good, "differing": 1})
+    assert main(call) == 2 and "mma differs in 1 of 4" in capsys.readouterr().err
+    prove()
+    assert main(call) == 2 and "comparisons: List should have at least 1 item" in capsys.readouterr().err
     golden.write_bytes(b"{}")
+    assert main(call) == 2 and "no proof of the twin: format" in capsys.readouterr().err
+    assert not out.exists()
+    data = prove(good)
     assert main(call) == 0
     inputs = json.loads((tmp_path / "score.manifest.json").read_bytes())["inputs"]
-    assert [e["sha256"] for e in inputs if e["path"].endswith("golden.json")] == [sha256_bytes(b"{}")]
+    assert [e["sha256"] for e in inputs if e["path"].endswith("golden.json")] == [sha256_bytes(data)]
 
 
 def test_a_fixture_whose_files_changed_is_bad_input(study: Study, capsys: pytest.CaptureFixture[str]) -> None:

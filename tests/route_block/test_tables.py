@@ -88,7 +88,7 @@ def test_studies_count_relations_by_basis_and_say_what_was_verified(scored: Path
     (row,) = _rows("studies", tmp_path, scored)
     counts = [row[f"{basis}_hold"] for basis in ("computed", "observed", "by_construction")]
     assert counts == [5, 0, 2] and (row["evidence"], row["exploratory"]) == ("protocol", 0)
-    assert (row["order"], row["identity"]) == ("not claimed", "before the runs")
+    assert (row["order"], row["identity"]) == ("not claimed", "before the first run, as its input")
     assert (row["plan"], row["plans_read_back"], row["runs"]) == ("returned by the twin's loops", 70, 70)
 
 

@@ -427,7 +427,8 @@ def mutate(
         if entry["as_declared"] is False:
             found, declared_reasons = (", ".join(entry[name]) or "nothing" for name in ("found", "declared"))
             where = entry["runs"] if isinstance(entry["runs"], str) else ", ".join(entry["runs"])
-            print(f"{where}: mutation {entry['name']}: {found} found, declared {declared_reasons}")
+            untried = f": not tried, {entry['note']}" if entry["note"] else ""
+            print(f"{where}: mutation {entry['name']}: {found} found, declared {declared_reasons}{untried}")
             raise typer.Exit(1)
 
 

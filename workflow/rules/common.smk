@@ -103,7 +103,9 @@ def runs_of(study, files, count):
 
 def all_runs(wildcards):
     """Everything that the scorer reads of the runs of one study; of recorded runs the records, as their rule has it."""
-    files = [RECORD] if wildcards.lane in EVIDENCE else [RECORD, RECORD_MANIFEST, TENSORS, TELEMETRY]
+    files = (
+        [RECORD] if wildcards.lane in EVIDENCE else [RECORD, RECORD_MANIFEST, TENSORS, TELEMETRY, TELEMETRY_MANIFEST]
+    )
     return runs_of(dict(wildcards), files, replicates(wildcards))
 
 

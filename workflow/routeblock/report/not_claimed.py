@@ -53,7 +53,11 @@ NOT_CLAIMED: dict[str, tuple[Line, ...]] = {
             "That the cache is the cause was not established: no counter could be read.",
             "Table schedule_counters has counters of one H200; where the saved reads are small, the cause stays open.",
         ),
-        Line("It is no general detector of reuse, and no runtime is promoted: small batches get slower."),
+        Line(
+            "It is no general detector of reuse, and no runtime is promoted: small batches and the paired path get "
+            "slower there, and even a high overlap of experts does not guarantee a win.",
+            "Here the sign at 16 slots depends on the shape.",
+        ),
         Line("No attention kernel, model output, throughput of inference or production scheduler was qualified."),
     ),
     "This product": (

@@ -76,16 +76,20 @@ def _sentences(read: Callable[[str], Rows]) -> str:
     census = read("census")
     for r in census:
         if r["order"] == "native" and r["history"] == "both":
-            same = next(
-                c for c in census if (c["point"], c["order"], c["history"]) == (r["point"], "canonical", "both")
-            )
+            of = {(c["order"], c["history"]): c for c in census if (c["lane"], c["point"]) == (r["lane"], r["point"])}
+            shared = sum(int(of["native", h]["distinct_plans"]) for h in ("H0", "H1")) - int(r["distinct_plans"])
+            made = of["canonical", "both"]["distinct_finals"]
             lines.append(
-                f"- {int(r['calls']):,} calls of vLLM's own alignment on one routing ({r['gpu']}, `{r['point']}`) gave"
-                f" {r['distinct_plans']} plans and {r['distinct_finals']} final outputs; canonical order "
-                f"{same['distinct_plans']} and {same['distinct_finals']}."
+                f"- Census, {int(r['calls']):,} calls of vLLM's own alignment on one routing ({r['gpu']}, "
+                f"`{r['point']}`, {r['processes']} processes, no test): {r['distinct_plans']} plans, {shared} of them "
+                f"under both histories, and {r['distinct_finals']} final outputs. Canonical order, made once a process "
+                f"on the host and so one plan by construction: {made}."
             )
     elements, differing = (sum(int(r[name]) for r in read("agreement")) for name in ("elements", "differing"))
-    lines.append(f"- The twin recomputed {elements:,} elements recorded on H200s; {differing} differ.")
+    lines.append(
+        f"- The twin recomputed {elements:,} elements recorded on H200s, over all processes, those that repeat one "
+        f"another included; {differing} differ."
+    )
     cost = read("alignment_cost")
     bound = [r for r in cost if (r["role"], r["mode"]) == ("bound", "graph")]
     for campaign, what in (
@@ -110,7 +114,8 @@ def _sentences(read: Callable[[str], Rows]) -> str:
     for r in read("beyond_study"):
         if (r["campaign"], r["schedule"], r["scope"]) == ("l2_ratio", "band32", "inclusive"):
             lines.append(
-                f"- The same where weights keep a V100's ratio to L2, {r['slots']} slots, {_where(r)}: {_change(r)}."
+                f"- At a V100's ratio of weights to L2, with more columns (exploratory, no A/A floor), {r['slots']} "
+                f"slots, {_where(r)}: {_change(r)}."
             )
     lines += [*_counters(read("schedule_counters"))]
     return "\n".join([*lines, _fast_paths(read("peers"), read("batch_bits"))])
@@ -121,11 +126,11 @@ def _history(rows: Rows) -> Iterator[str]:
         calls = int(r["calls"]) // int(r["pairs"])
         one = int(r["processes_with_one_h0"]) + int(r["processes_with_one_h1"])
         yield (
-            f"- History and the native alignment ({r['gpu']}, one machine): {r['verdict']}, p = {float(r['p']):.4f} by"
-            f" a permutation test whose unit is the process. {r['pairs']} processes a history, {calls} calls each: "
-            f"{r['distinct_h0']} and {r['distinct_h1']} plans, {r['distinct_both']} in common; {one} of "
-            f"{2 * int(r['pairs'])} processes gave one plan throughout. H1 is a composite treatment: what of it acts "
-            "is not shown."
+            f"- History and the native alignment ({r['gpu']}, one boot, one routing): {r['verdict']}, "
+            f"p = {float(r['p']):.4f} by a permutation test whose unit is the process. {r['pairs']} processes a "
+            f"history, {calls} calls each: {r['distinct_h0']} and {r['distinct_h1']} plans, {r['distinct_both']} in "
+            f"common; {one} of {2 * int(r['pairs'])} processes gave one plan throughout. H1 is a composite treatment: "
+            "what of it acts is not shown."
         )
 
 
@@ -143,10 +148,8 @@ def _counters(rows: Rows) -> Iterator[str]:
         mine = [r for r in rows if (r["kind"], r["schedule"]) == (kind, "band32")]
         read = ", ".join(f"{float(r['dram_read_mb']):.1f} MB at {r['slots']} slots" for r in mine)
         change = ", ".join(f"{float(r['dram_read_change_percent']):+.0f}%" for r in mine)
-        if mine and kind == "l2_ratio":
+        if mine:
             yield f"- Counters {said}: a call of band32 reads {read} from DRAM ({change} against job-major)."
-        elif mine:
-            yield f"- Counters {said}, where weights fit in L2: a call of band32 reads {read} from DRAM."
 
 
 def _fast_paths(peers: Rows, bits: Rows) -> str:
@@ -154,11 +157,13 @@ def _fast_paths(peers: Rows, bits: Rows) -> str:
     reached = sum(r["reached"] == "True" for r in bound)
     ratios, limits = ([float(r[name]) for r in bound] for name in ("ratio", "of_limit"))
     same = {r["side"] for r in bits} - {r["side"] for r in bits if r["same_as_alone"] != "True"}
+    most = max(int(r["tokens"]) for r in bits)
     kept = "the same" if {"auto", "dp4a", "tensor"} <= same else "not the same"
     return (
-        f"- Q6_K expert jobs by the fast paths (H200, graph replay, inclusive): {min(ratios):.2f} to {max(ratios):.2f} "
-        f"of the best peer's time at {reached} of {len(bound)} shapes; a token's bits are {kept} in every batch and on "
-        "either path. Reading the weights once, or launching, whichever is longer, takes "
+        f"- Q6_K expert jobs by the fast paths (H200, inclusive, graph replay; llama.cpp by the host's clock): "
+        f"{min(ratios):.2f} to {max(ratios):.2f} of the better of two peers at {reached} of {len(bound)} shapes; one "
+        f"token's bits are {kept} in batches of 1 to {most} and on either path. Our kernel that reads the weights "
+        "once, or a launch, whichever is longer, takes "
         f"{min(limits):.2f} to {max(limits):.2f} of their time."
     )
 

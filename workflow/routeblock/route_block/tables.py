@@ -240,7 +240,7 @@ def mutations(given: Evidence) -> list[Row]:
 
     Changed copies of sound runs before the scorer: the reasons fixed beforehand (``declared``) and the reasons found.
     ``as_declared`` is yes where they agree and no other run is refused; the unchanged copy has to be accepted. Empty:
-    the change is impossible there.
+    the change is impossible there, and declared to be.
     """
     rows = []
     for document in given.documents:

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from routeblock.evidence.record import (
     RECORD,
     RECORD_MANIFEST,
     TELEMETRY,
+    TELEMETRY_MANIFEST,
     TENSORS,
     Record,
     Treatment,
@@ -56,9 +58,13 @@ def run_name(cell: str, history: str, replicate: int) -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """A run's process: host, pid and start; on a GPU also which one, and from when to when (seconds of the epoch)."""
+    """A run's process: host, pid and start; on a GPU also which one, and from when to when (seconds of the epoch).
 
-    identity: tuple[str, int, str]
+    The start is the moment at which the run's code began, not that of the operating system's process: two runs are
+    held apart by host, pid and this moment, and nothing shows that no process made two runs one after the other.
+    """
+
+    identity: tuple[str, int, datetime]
     device: tuple[str, float, float] | str
     """The GPU, begin and end; else why they cannot be read."""
 
@@ -118,16 +124,23 @@ def audit_set(study: Study, runs: Path, replicates: int) -> tuple[list[Audited],
 
 def _completeness(runs: Path, expected: Sequence[Key]) -> Iterator[Finding]:
     wanted = {run_name(*key) for key in expected}
-    for name in (run_name(*key) for key in expected):
-        if not (runs / name).is_dir() or (runs / name).is_symlink():
-            yield Finding(name, Reason.MISSING_RUN, "no such folder; a link is none")
-    found = set()
+    found: set[str] = set()
+    links: set[str] = set()
     for folder, below, files in os.walk(runs):
-        below[:] = [name for name in below if not is_temporary(name)]  # what another process is writing
         at = Path(folder).relative_to(runs)
+        links.update((at / name).as_posix() for name in (*below, *files) if (Path(folder) / name).is_symlink())
+        below[:] = [name for name in below if not is_temporary(name)]  # what another process is writing
         if RECORD in files or (len(at.parts) == 3 and at.parts[0] in ASKED):
             found.add(at.as_posix())
-    for name in sorted(found - wanted):
+    of_runs: set[str] = set()
+    for name in (run_name(*key) for key in expected):
+        # A link on the way to a run, or in it, stands for files of another place.
+        in_way = {link for link in links if f"{link}/".startswith(f"{name}/") or f"{name}/".startswith(f"{link}/")}
+        of_runs |= in_way
+        if in_way or not (runs / name).is_dir():
+            detail = f"{min(in_way)} is a link, which is no run's" if in_way else "no such folder"
+            yield Finding(name, Reason.MISSING_RUN, detail)
+    for name in sorted((found | links) - wanted - of_runs):
         yield Finding(name, Reason.EXTRA_RUN, "no run of the study on this fixture")
 
 
@@ -140,7 +153,11 @@ def _audit(study: Study, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -
             raise ValueError("not canonical JSON")
     except (OSError, ValueError, RecursionError) as e:
         return None, [Finding(name, Reason.UNREADABLE_RECORD, first_line(e))]
-    faults = [*_seal(study, key, folder, record), *_marks(study, key, record)]
+    faults = [
+        *_seal(study, key, folder, record),
+        *_telemetry_seal(study, key, folder, record),
+        *_marks(study, key, record),
+    ]
     try:
         surfaces, plan = _read_tensors(folder / TENSORS, study)
     except InputError as e:
@@ -162,7 +179,7 @@ def _audit(study: Study, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -
         sha256_bytes(canonical_json(json.loads(data))),
         plan,
         (*surfaces.values(), plan.fingerprint),
-        _process(folder),
+        _process(folder, study),
     )
     return audited, [Finding(name, reason, detail) for reason, detail in faults]
 
@@ -179,32 +196,47 @@ Faults = Iterator[tuple[Reason, str]]
 
 
 def _seal(study: Study, key: Key, folder: Path, record: Record) -> Faults:
-    path = folder / RECORD_MANIFEST
+    """The seal of a record and its tensors, which lists what the study was given as its inputs."""
+    manifest, faults = _sealed(study, key, folder, record, RECORD_MANIFEST, (RECORD, TENSORS))
+    yield from faults
+    # Counted off: captured plans that equal the stored ones are a second file.
+    left = Counter(e.sha256 for e in manifest.inputs) if manifest else Counter()
+    for name, digest in study.files.items() if manifest else ():
+        left[digest] -= 1
+        if left[digest] < 0:
+            yield Reason.BROKEN_SEAL, f"{name} is not among the sealed inputs"
+
+
+def _telemetry_seal(study: Study, key: Key, folder: Path, record: Record) -> Faults:
+    """The seal of the telemetry, whose input is the record beside it."""
+    manifest, faults = _sealed(study, key, folder, record, TELEMETRY_MANIFEST, (TELEMETRY,))
+    yield from faults
+    if manifest and [(e.path, e.sha256) for e in manifest.inputs] != [(RECORD, sha256_file(folder / RECORD))]:
+        yield Reason.BROKEN_SEAL, f"{TELEMETRY} is not sealed as that of this record"
+
+
+def _sealed(
+    study: Study, key: Key, folder: Path, record: Record, seal_name: str, names: Sequence[str]
+) -> tuple[Manifest | None, list[tuple[Reason, str]]]:
+    """A seal of a run and what is wrong with it; no seal if it, or a file that it should cover, cannot be read."""
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
-        outputs = {
-            name: (size, sha256_file(folder / name))
-            for name in (RECORD, TENSORS)
-            for size in [(folder / name).stat().st_size]
-        }
+        manifest = Manifest.model_validate_json((folder / seal_name).read_bytes())
+        outputs = {name: ((folder / name).stat().st_size, sha256_file(folder / name)) for name in names}
     except (OSError, ValidationError) as e:
-        yield Reason.BROKEN_SEAL, first_line(e)
-        return
+        return None, [(Reason.BROKEN_SEAL, f"{seal_name}: {first_line(e)}")]
+    details = []
     sealed = {e.path: (e.size, e.sha256) for e in manifest.outputs}
     if sealed != outputs:
         odd = sorted(n for n in sealed.keys() | outputs.keys() if sealed.get(n) != outputs.get(n))
-        yield Reason.BROKEN_SEAL, f"{odd[0]} is not the file that was sealed"
-    listed = {e.sha256 for e in manifest.inputs}
-    for name, digest in study.files.items():
-        if digest not in listed:
-            yield Reason.BROKEN_SEAL, f"{name} is not among the sealed inputs"
+        details.append(f"{odd[0]} is not the file that was sealed")
     if manifest.code != record.identity.source:
-        yield Reason.BROKEN_SEAL, "sealed by other code than the record's source"
-    if manifest.rule not in RUN_RULES:
-        yield Reason.BROKEN_SEAL, f"sealed by rule {manifest.rule!r}, which makes no runs"
+        details.append(f"{seal_name}: sealed by other code than the record's source")
+    if manifest.rule not in (RUN_RULES[:1] if study.is_twin else RUN_RULES):
+        details.append(f"{seal_name}: sealed by rule {manifest.rule!r}, which makes no runs of this lane")
     place = dict(zip(("lane", "cell", "history", "replicate"), (study.prediction.lane, *key), strict=True))
-    if manifest.parameters != place:
-        yield Reason.BROKEN_SEAL, f"sealed for {manifest.parameters}, where {place} belongs"
+    if canonical_json(manifest.parameters) != canonical_json(place):  # True is no 1
+        details.append(f"{seal_name}: sealed for {manifest.parameters}, where {place} belongs")
+    return manifest, [(Reason.BROKEN_SEAL, detail) for detail in details]
 
 
 def _marks(study: Study, key: Key, record: Record) -> Faults:
@@ -333,6 +365,9 @@ def _consumption(study: Study, key: Key, record: Record, plan: StoredPlan) -> Fa
             yield Reason.TREATMENT_NOT_CONSUMED, f"the kernels used {name} {value}, the stored plan has {stored}"
             return
     slices = found.slices or {}
+    if slices.keys() != set(GEMMS if study.is_twin else ()):
+        yield Reason.GRID_NOT_CONSUMED, f"slices of {', '.join(sorted(slices)) or 'no launch'} on this lane"
+        return
     for gemm in GEMMS if study.is_twin else ():
         wanted = _slices_digest(study, gemm, study.launch(key[0], gemm))
         if slices.get(gemm) != wanted:
@@ -360,33 +395,79 @@ def _identity(study: Study, record: Record) -> Faults:
         yield Reason.IDENTITY_DIFFERS, f"environment: {detail}"
 
 
-def _process(folder: Path) -> Process | str:
+def _process(folder: Path, study: Study) -> Process | str:
     try:
-        document = json.loads((folder / TELEMETRY).read_bytes())
-        host, pid, start = (document[name] for name in ("host", "pid", "start"))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+        document = _strict_json((folder / TELEMETRY).read_bytes())
+        host, pid, start = document["host"], document["pid"], _moment(document["start"])
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as e:
         return f"{TELEMETRY}: {first_line(e)}"
-    if not (isinstance(host, str) and isinstance(pid, int) and isinstance(start, str)):
-        return f"{TELEMETRY}: host {host!r}, pid {pid!r}, start {start!r}"
+    if not isinstance(host, str) or not host or type(pid) is not int:
+        return f"{TELEMETRY}: host {host!r}, pid {pid!r}"
     try:
-        return Process((host, pid, start), _device_use(document))
-    except (ValueError, KeyError, TypeError) as e:
+        return Process((host, pid, start), _device_use(document, start.timestamp(), recorded=study.is_recorded))
+    except KeyError as e:
         return Process((host, pid, start), f"{TELEMETRY}: no {e}")
+    except (ValueError, TypeError, ArithmeticError) as e:
+        return Process((host, pid, start), f"{TELEMETRY}: {first_line(e)}")
 
 
-def _device_use(document: dict[str, Any]) -> tuple[str, float, float]:
+def _strict_json(data: bytes) -> Any:
+    """JSON without a key twice, and without numbers that are not finite or that no double holds. Raises ValueError."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key twice")
+        return found
+
+    def finite(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise ValueError(f"the number {text[:16]}")
+        return value
+
+    def whole(text: str) -> int:
+        finite(text)
+        return int(text)
+
+    return json.loads(data, object_pairs_hook=once, parse_constant=finite, parse_float=finite, parse_int=whole)
+
+
+def _moment(stamp: object) -> datetime:
+    """A stamp with its zone. Raises ValueError or TypeError."""
+    if not isinstance(stamp, str):
+        raise TypeError(f"stamp {stamp!r}")
+    moment = datetime.fromisoformat(stamp)
+    if moment.tzinfo is None:
+        raise ValueError(f"stamp {stamp!r} has no zone")
+    return moment.astimezone(UTC)
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ValueError(f"{value!r} seconds")
+    return float(value)
+
+
+def _device_use(document: dict[str, Any], start: float, *, recorded: bool) -> tuple[str, float, float]:
     """The GPU of a run, when it began to use it and when it was done.
 
-    Telemetry from before these were stamped has the start of the process and the seconds of each part up to then.
+    Recorded telemetry from before these were stamped has the start of the run and the seconds of each part up to then.
+    Raises ValueError, TypeError or KeyError.
     """
-    gpu = str(document["lane"]["gpu_uuid"])
-    if "begin" in document:
-        begin, end = (datetime.fromisoformat(document[name]).timestamp() for name in ("begin", "end"))
-        return gpu, begin, end
-    spent, waited = document["seconds"], document["turn"]["seconds"]
-    begin = datetime.fromisoformat(document["start"]).timestamp()
-    begin += spent["reading"] + spent["preparing"] + waited["predecessor"] + waited["lock"]
-    return gpu, begin, begin + spent["lane"]
+    gpu = document["lane"]["gpu_uuid"]
+    if not isinstance(gpu, str) or not gpu:
+        raise ValueError(f"gpu_uuid {gpu!r}")
+    if recorded and "begin" not in document and "end" not in document:
+        spent, waited = document["seconds"], document["turn"]["seconds"]
+        parts = (spent["reading"], spent["preparing"], waited["predecessor"], waited["lock"])
+        begin = start + sum(map(_seconds, parts))
+        end = begin + _seconds(spent["lane"])
+    else:
+        begin, end = (_moment(document[name]).timestamp() for name in ("begin", "end"))
+    if not start <= begin < end:
+        raise ValueError(f"start, begin and end are not in this order: it began {begin - start:.6f} s after its start")
+    return gpu, begin, end
 
 
 def _separate(runs: Sequence[Audited]) -> Iterator[Finding]:
@@ -400,23 +481,35 @@ def _separate(runs: Sequence[Audited]) -> Iterator[Finding]:
     for (host, pid, start), names in by_process.items():
         for name in names if len(names) > 1 else ():
             others = ", ".join(other for other in names if other != name)
-            yield Finding(name, Reason.NOT_SEPARATE, f"process {pid} on {host} at {start}, as {others}")
+            yield Finding(name, Reason.NOT_SEPARATE, f"process {pid} on {host} at {start.isoformat()}, as {others}")
 
 
 def _order(runs: Sequence[Audited], study: Study) -> Iterator[Finding]:
-    """Runs that used their GPU before the run ahead of them was done; on a twin no order is claimed."""
-    ahead: dict[str, tuple[str, float]] = {}
+    """Runs that used their GPU before the run ahead of them was done; on a twin no order is claimed.
+
+    Stamps are compared on one GPU, so that a run on a GPU of its own would be compared with nothing: replicates are
+    spread over GPUs, each is one GPU's, and a GPU is of one host.
+    """
+    used: list[tuple[Audited, str, float, float]] = []
+    replicates, hosts = defaultdict(set), defaultdict(set)
     for run in sorted(runs, key=lambda run: run.record.position) if not study.is_twin else ():
         assert isinstance(run.process, Process)
         if isinstance(run.process.device, str):
             yield Finding(run.name, Reason.WRONG_ORDER, run.process.device)
             continue
-        gpu, begin, end = run.process.device
+        used.append((run, *run.process.device))
+        replicates[run.record.replicate].add(run.process.device[0])
+        hosts[run.process.device[0]].add(run.process.identity[0])
+    ahead: dict[str, tuple[str, float]] = {}
+    for run, gpu, begin, end in used:
         name, done = ahead.get(gpu, ("", begin))
-        if begin < done:
+        if len(gpus := replicates[run.record.replicate]) > 1:
+            detail = f"replicate {run.record.replicate} is said to be of {len(gpus)} GPUs, a replicate has one"
+            yield Finding(run.name, Reason.WRONG_ORDER, detail)
+        elif len(hosts[gpu]) > 1:
+            yield Finding(run.name, Reason.WRONG_ORDER, f"GPU {gpu} is said to be of {len(hosts[gpu])} hosts")
+        elif begin < done:
             yield Finding(run.name, Reason.WRONG_ORDER, f"it began {done - begin:.3f} s before {name} was done")
-        elif end < begin:
-            yield Finding(run.name, Reason.WRONG_ORDER, f"it was done {begin - end:.3f} s before it began")
         ahead[gpu] = run.name, end
 
 

@@ -6,6 +6,7 @@ identity.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -18,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, sha256_array, sha256_bytes, sha256_file
+from routeblock.evidence.manifest import SUFFIX, Manifest
 from routeblock.evidence.tensors import load_tensors
 from routeblock.route_block.scorer.membership import ASKED, HISTORIES, StoredPlan, wanted_plan
 from routeblock.route_block.scorer.reasons import Finding, Reason
@@ -27,6 +29,11 @@ LAYER, INPUTS, PLANS = "layer.safetensors", "inputs.safetensors", "plans.safeten
 SURFACES = ("w13", "activation", "w2", "final")
 GEMMS = ("w13", "w2")
 STORED_AS = {"float16": "F16", "bfloat16": "BF16"}
+CAPTURED_PLANS = "captured plans"
+# What freeze-identity writes, and how a document about recorded evidence begins, held here apart from what writes them.
+FROZEN_BEFORE, FROZEN_AFTER = "before the first run, as its input", "after the runs"
+IDENTITY_RULE = "identity"
+RECORDED_LANE = re.compile("recorded-[a-z0-9]+")
 
 Arm = tuple[str, str]
 
@@ -105,7 +112,7 @@ class Prediction(_Read):
     fixture: str
     lane: str
     point: str
-    plan_source: str
+    plan_source: Literal["stored", "captured"]
     launches: Annotated[dict[str, Launch], AfterValidator(_of_both)]
     launch_status: dict[str, str] = {}
     """Where the native launch of each GEMM comes from: published, assumed ..."""
@@ -144,8 +151,9 @@ class Study:
     tensors: Mapping[str, str]
     """SHA-256 of each tensor that goes in; of the layer, its file."""
     files: Mapping[str, str]
-    """SHA-256 by name of what every run's manifest must list: the fixture's files, the prediction and, of runs made
-    here, the expected identity. That of recorded runs is committed apart from them: no seal of theirs covers it.
+    """SHA-256 by name of what every run's manifest must list: the fixture's files, the prediction, captured plans where
+    the study has them and, of runs made here, the expected identity. That of recorded runs is committed apart from
+    them: no seal of theirs covers it.
     """
     topk_ids: NDArray[Any]
     own: Mapping[str, StoredPlan]
@@ -200,6 +208,8 @@ def _refuse(path: Path, what: str, limit: str, way_out: str) -> InputError:
     return InputError(what, where=str(path), limit=limit, way_out=way_out)
 
 
+_FREEZE = "make it with routeblock freeze-identity, and the runs after it"
+
 Document = TypeVar("Document", bound=_Read)
 
 
@@ -216,11 +226,12 @@ def _canonical(path: Path, model: type[Document], way_out: str) -> tuple[Documen
 def read_study(
     fixture: Path, prediction: Path, identity: Path, plans: Path | None = None, lane: str | None = None
 ) -> Study:
-    """Read and hash fixture, prediction and expected identity; `plans`: the file of captured plans, default the
-    fixture's.
+    """Read and hash fixture, prediction and expected identity; `plans`: the file of captured plans, of a study of
+    captured plans alone.
 
     `lane`: the lane under which a verdict is filed, default that of the prediction. Raises InputError if a file is
-    missing or broken, or is not the one that fixture.json names, and for a lane that these runs are not of.
+    missing or broken, or is not the one that fixture.json names, for a lane that these runs are not of, and for an
+    identity that was not sealed before runs made here.
     """
     spec, fixture_digest = _canonical(fixture / FIXTURE, FixtureSpec, "make it with routeblock fixture")
     frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock freeze")
@@ -232,6 +243,18 @@ def read_study(
     files = {FIXTURE: fixture_digest, PREDICTION: prediction_digest}
     if filed == frozen.lane:
         files[IDENTITY] = identity_digest
+        _frozen_before(identity, expected, identity_digest)
+    elif not expected.frozen.startswith(FROZEN_AFTER):
+        limit = f"that of recorded evidence says {FROZEN_AFTER!r} first"
+        raise _refuse(identity, f"frozen {expected.frozen!r}", limit, "name the identity beside the evidence")
+    if (plans is not None) != (frozen.plan_source == "captured"):
+        found, way_out = ("a file of plans", "leave --plans out") if plans else ("no file of plans", "name it: --plans")
+        limit = "captured plans come from a file of their own, stored ones from the fixture"
+        raise _refuse(prediction, f"{found} for a study of {frozen.plan_source} plans", limit, way_out)
+    if plans is not None:
+        if not plans.is_file():
+            raise _refuse(plans, "no such file", "the captured plans are needed", "capture them (routeblock capture)")
+        files[CAPTURED_PLANS] = sha256_file(plans)
     for name in (LAYER, INPUTS, PLANS):
         path = fixture / name
         if not path.is_file():
@@ -280,9 +303,26 @@ def read_study(
 
 def _filed(prediction: Path, own: str, lane: str | None) -> str:
     # Evidence from a GPU may be filed as recorded; nothing else is called what it is not.
-    if lane in (None, own) or (own == "cuda" and lane is not None and lane.startswith("recorded-")):
+    if lane in (None, own) or (own == "cuda" and lane is not None and RECORDED_LANE.fullmatch(lane)):
         return lane or own
     raise _refuse(prediction, f"runs of lane {own}", f"they cannot be filed as {lane}", f"name {own}")
+
+
+def _frozen_before(path: Path, expected: ExpectedIdentity, digest: str) -> None:
+    """Refuse an identity that is not as the rule sealed it, or that was not written for runs to come."""
+    if expected.frozen != FROZEN_BEFORE:
+        raise _refuse(path, f"frozen {expected.frozen!r}", f"that of runs made here is {FROZEN_BEFORE!r}", _FREEZE)
+    seal = path.with_suffix(SUFFIX)
+    try:
+        manifest = Manifest.model_validate_json(seal.read_bytes())
+    except (OSError, ValueError) as e:
+        raise _refuse(seal, f"no readable seal: {first_line(e)}", "an identity is sealed", _FREEZE) from e
+    sealed = [(entry.path, entry.size, entry.sha256) for entry in manifest.outputs]
+    if sealed != [(path.name, path.stat().st_size, digest)]:
+        raise _refuse(path, "not the file that was sealed", "an identity stays as it was frozen", _FREEZE)
+    if (manifest.rule, manifest.parameters) != (IDENTITY_RULE, {"lane": expected.lane}):
+        found = f"sealed by rule {manifest.rule!r} for {manifest.parameters}"
+        raise _refuse(seal, found, f"rule {IDENTITY_RULE!r} and lane {expected.lane}", _FREEZE)
 
 
 def check_prediction(study: Study) -> Iterator[Finding]:

@@ -31,13 +31,16 @@ from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.route_block.scorer.audit import expected_runs, run_name
 from routeblock.route_block.scorer.expected_rows import slices_of
 from routeblock.route_block.scorer.inputs import Study, bits, first_line, read_study
-from routeblock.route_block.scorer.membership import StoredPlan
+from routeblock.route_block.scorer.membership import EXCHANGES, StoredPlan
 from routeblock.route_block.scorer.reasons import Reason
+from routeblock.route_block.scorer.recorded_index import check_recorded
 from routeblock.route_block.scorer.score import ASKED_ONLY, files_of_runs, inputs_of, judge
 
 FORMAT = "routeblock.mutations.v1"
 UNCHANGED = "unchanged"
 ALL = "all"
+
+Backend = Literal["twin", "cuda", "recorded"]
 
 
 class Declared(BaseModel):
@@ -54,6 +57,8 @@ class Declared(BaseModel):
     """The runs to be refused, where they are not those changed."""
     change: str
     reasons: list[Reason]
+    untried: list[Backend | Literal["fixture"]] = []
+    """Backends on which the mutation may be impossible; `fixture`: it may be where the fixture has no room for it."""
 
 
 class _File(BaseModel):
@@ -89,6 +94,10 @@ class Run:
 
 
 class _ImpossibleError(Exception):
+    """A mutation that this backend cannot show."""
+
+
+class _NoRoomError(_ImpossibleError):
     """A mutation that this fixture has no room for."""
 
 
@@ -96,7 +105,7 @@ def _route(run: Run) -> None:
     plan = run.plan
     at = next((b for b, (_, j, _) in enumerate(plan.identity) if j), None)
     if at is None:
-        raise _ImpossibleError("no expert of this fixture has two blocks")
+        raise _NoRoomError("no expert of this fixture has two blocks")
     ids = plan.sorted_token_ids.copy()
     first, second = (at - 1) * plan.block_size, at * plan.block_size
     ids[[first, second]] = ids[[second, first]]
@@ -111,7 +120,7 @@ def _expert_block(run: Run) -> None:
     free = [b for b in range(last + 1) if b == last or experts[b] + 1 < experts[b + 1]]
     alone = [b for b in free if experts[b] + 1 not in used and experts.tolist().count(int(experts[b])) == 1]
     if not alone:
-        raise _ImpossibleError("no block of this fixture can be study to an unused expert")
+        raise _NoRoomError("no block of this fixture can be given to an unused expert")
     experts[alone[0]] += 1
     run.tensors["expert_ids"] = experts
     run.follow_plan()
@@ -247,16 +256,35 @@ def _reordered(copy: Copy, runs: Sequence[str]) -> None:
         copy.relabel(name)
 
 
-def _stamps_exchanged(copy: Copy, runs: Sequence[str]) -> None:
-    """Two runs have each other's times."""
+def _on_a_gpu(copy: Copy) -> None:
     if copy.study.is_twin:
         raise _ImpossibleError("on a twin no order is claimed")
+
+
+def _order(copy: Copy, runs: Sequence[str]) -> None:
+    _on_a_gpu(copy)
+    _stamps_exchanged(copy, runs)
+    for name in runs:
+        seal_anew(copy.root / name, TELEMETRY_MANIFEST)
+
+
+def _gpu_of_its_own(copy: Copy, runs: Sequence[str]) -> None:
+    """Each run names a GPU that no other run names."""
+    _on_a_gpu(copy)
+    for name in runs:
+        path = copy.root / name / TELEMETRY
+        document = json.loads(path.read_bytes())
+        write_json(path, {**document, "lane": {**document["lane"], "gpu_uuid": f"GPU of {name}"}})
+        seal_anew(path.parent, TELEMETRY_MANIFEST)
+
+
+def _stamps_exchanged(copy: Copy, runs: Sequence[str]) -> None:
+    """Two runs have each other's times; their seals stay."""
     paths = [copy.root / name / TELEMETRY for name in runs]
     first, second = (json.loads(path.read_bytes()) for path in paths)
     for path, mine, other in ((paths[0], first, second), (paths[1], second, first)):
         times = {name: other[name] for name in ("start", "begin", "end", "seconds", "turn") if name in other}
         write_json(path, {**mine, **times})
-        seal_anew(path.parent, TELEMETRY_MANIFEST)
 
 
 MUTATE: Mapping[str, Callable[[Copy, Sequence[str]], None]] = {
@@ -276,7 +304,9 @@ MUTATE: Mapping[str, Callable[[Copy, Sequence[str]], None]] = {
     "replicate_dropped": _dropped,
     "replicate_duplicated": _duplicated,
     "replicates_reordered": _reordered,
-    "order": _stamps_exchanged,
+    "order": _order,
+    "order_unsealed": _stamps_exchanged,
+    "gpu_of_its_own": _gpu_of_its_own,
     UNCHANGED: _each(_unchanged),
 }
 
@@ -318,6 +348,19 @@ def seal_anew(folder: Path, name: str) -> None:
     write_json(folder / name, manifest)
 
 
+def _backend(study: Study) -> Backend:
+    if study.is_recorded:
+        return "recorded"
+    return "twin" if study.is_twin else "cuda"
+
+
+def _no_such_run(study: Study, name: str) -> _ImpossibleError:
+    """Without an exchange pair a fixture has no such cell; any other run that is not there was declared wrongly."""
+    cell, history, *_ = name.split("/")
+    no_room = cell in EXCHANGES and (cell, history) not in study.arms
+    return (_NoRoomError if no_room else _ImpossibleError)(f"this study has no run {name}")
+
+
 def _try(study: Study, runs: Path, copy: Path, replicates: int, declared: Declared, *, linked: bool) -> dict[str, Any]:
     _copy_set(study, runs, copy, replicates, linked=linked)
     every = [run_name(*key) for key in expected_runs(study, replicates)]
@@ -328,13 +371,14 @@ def _try(study: Study, runs: Path, copy: Path, replicates: int, declared: Declar
         "change": declared.change,
         "declared": [str(reason) for reason in declared.reasons],
     }
-    untried = {**entry, "found": [], "elsewhere": [], "as_declared": None}
-    if missing := [name for name in changed if not (copy / name).is_dir()]:
-        return {**untried, "note": f"this study has no run {missing[0]}"}
     try:
+        if missing := [name for name in changed if not (copy / name).is_dir()]:
+            raise _no_such_run(study, missing[0])
         MUTATE[declared.name](Copy(study, copy), changed)
     except _ImpossibleError as e:
-        return {**untried, "note": str(e)}
+        where = "fixture" if isinstance(e, _NoRoomError) else _backend(study)
+        may = None if where in declared.untried else False
+        return {**entry, "found": [], "elsewhere": [], "as_declared": may, "note": str(e)}
     findings = judge(study, copy, replicates).findings
     found = sorted({str(f.reason) for f in findings})
     refused = {f.run for f in findings}
@@ -358,9 +402,10 @@ def mutate(
 ) -> list[dict[str, Any]]:
     """Judge every mutation of all runs below `runs`; write mutations.json to `out`, sealed.
 
-    Returns the entries: declared reason, reasons found, and whether they agree (None where the fixture has no room for
-    the mutation). The copies are links that vanish, or, in the folder `keep`, whole and to be looked at. Raises
-    InputError if an input cannot be read, if a run is missing, or if `keep` is not empty.
+    Returns the entries: declared reason, reasons found, and whether they agree (None where the mutation is impossible
+    and declared to be; impossible elsewhere is a disagreement). The copies are links that vanish, or, in the folder
+    `keep`, whole and to be looked at. Raises InputError if an input cannot be read, if a run is missing, or is not of
+    the evidence where it is filed as recorded, or if `keep` is not empty.
     """
     entries = read_declared(declared)
     study = read_study(fixture, prediction, identity, plans, lane)
@@ -372,6 +417,7 @@ def mutate(
                 limit=f"mutations need {replicates} replicates of every cell and history",
                 way_out="run them first (routeblock run)",
             )
+    check_recorded(study, runs, [run_name(*key) for key in expected_runs(study, replicates)])
     writable_folder(out.parent)
     if keep and keep.is_dir() and any(keep.iterdir()):
         raise InputError("not empty", where=str(keep), limit="copies go to a new folder", way_out="name another folder")

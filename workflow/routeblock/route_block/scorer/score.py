@@ -13,25 +13,38 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from routeblock.errors import InputError
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
-from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TENSORS
-from routeblock.route_block.scorer.audit import Audited, audit_set, run_name
+from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
+from routeblock.route_block.scorer.audit import Audited, Process, audit_set, expected_runs, run_name
 from routeblock.route_block.scorer.expected_rows import check_rows
-from routeblock.route_block.scorer.inputs import FIXTURE, INPUTS, LAYER, PLANS, Study, check_prediction, read_study
+from routeblock.route_block.scorer.inputs import (
+    FIXTURE,
+    INPUTS,
+    LAYER,
+    PLANS,
+    Study,
+    check_prediction,
+    first_line,
+    read_study,
+)
 from routeblock.route_block.scorer.reasons import Finding, Reason
+from routeblock.route_block.scorer.recorded_index import check_recorded
 from routeblock.route_block.scorer.relations import CLAIMED_AT, Status, judge_arms, judge_pairs, judge_relations
 
 FORMAT = "routeblock.score.v1"
 OWN_GEOMETRY = "published_geometry"
 PROTOCOL_REPLICATES = 5
 """Exact outcomes that the protocol demands of each cell and history."""
+RUN_FILES = (RECORD, RECORD_MANIFEST, TENSORS, TELEMETRY, TELEMETRY_MANIFEST)
 PROTOCOL = "protocol"
 ASKED_ONLY = "asked, not read back"
-NOT_CLAIMED, BY_TELEMETRY = "not claimed", "by the start and end stamps of each GPU"
+NOT_CLAIMED = "not claimed"
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ def judge(study: Study, runs: Path, replicates: int) -> Score:
         "replicates": replicates,
         "evidence": evidence,
         "identity": {"sha256": study.identity_digest, "frozen": study.identity.frozen},
-        "order": NOT_CLAIMED if study.is_twin else BY_TELEMETRY,
+        "order": _order_claimed(study, audited),
         "grids": sorted({_grids(study, run) for run in audited}),
         "consumed": dict(Counter(_consumed(run) for run in audited)),
         "exchange": study.prediction.exchange.model_dump(mode="json"),
@@ -89,6 +102,14 @@ def evidence_of(replicates: int) -> str:
     if replicates == PROTOCOL_REPLICATES:
         return PROTOCOL
     return f"exploratory ({replicates} of {PROTOCOL_REPLICATES})"
+
+
+def _order_claimed(study: Study, audited: Sequence[Audited]) -> str:
+    """What is claimed of the order: something where every GPU has runs to compare, nothing on a twin."""
+    uses = Counter(run.process.device[0] for run in audited if isinstance(run.process, Process))
+    if study.is_twin or not uses or min(uses.values()) < 2:
+        return NOT_CLAIMED
+    return f"by the begin and end stamps on {len(uses)} GPU{'s' if len(uses) > 1 else ''}"
 
 
 def _consumed(run: Audited) -> str:
@@ -149,20 +170,19 @@ def score(
     """Judge the runs below `runs` and write score.json to `out`, its seal beside it.
 
     `identity`: what was expected to compute, frozen before the runs. `plans`: the file of captured plans that the
-    injected cells used; default, the fixture's stored ones. `lane`: the lane under which the verdict is filed (see
-    `read_study`). `golden`: the twin's self-test on recorded outputs, sealed as an input of the verdict. Raises
-    InputError if one of these cannot be read, or if `runs` is no folder; what is wrong with a run is no exception but a
-    finding.
+    injected cells used; None where the fixture's stored ones were. `lane`: the lane under which the verdict is filed
+    (see `read_study`). `golden`: the twin's self-test on recorded outputs, of which none may differ, sealed as an input
+    of the verdict. Raises InputError if one of these cannot be read or does not say that, if `runs` is no folder, or if
+    runs filed as recorded are not those of the evidence; what is wrong with a run is no exception but a finding.
     """
     if not runs.is_dir():
         raise InputError(
             "no such folder", where=str(runs), limit="a folder of runs is needed", way_out="run the cells first"
         )
-    if golden and not golden.is_file():
-        raise InputError(
-            "no such file", where=str(golden), limit="the twin's proof", way_out="run routeblock check-twin"
-        )
+    if golden:
+        _check_proof(golden)
     study = read_study(fixture, prediction, identity, plans, lane)
+    check_recorded(study, runs, [run_name(*key) for key in expected_runs(study, replicates)])
     verdict = judge(study, runs, replicates)
     write_json(out, verdict.document)
     seal(
@@ -176,6 +196,33 @@ def score(
     return verdict
 
 
+class _Comparison(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    elements: Annotated[int, Field(ge=1)]
+    differing: Annotated[int, Field(ge=0)]
+
+
+class _Proof(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: Literal["routeblock.golden.v1"]
+    comparisons: Annotated[list[_Comparison], Field(min_length=1)]
+
+
+def _check_proof(path: Path) -> None:
+    """Refuse a file that is not the twin's comparison with recorded outputs, and one in which an element differs."""
+    try:
+        proof = _Proof.model_validate_json(path.read_bytes())
+        if odd := [c for c in proof.comparisons if c.differing]:
+            raise ValueError(f"{odd[0].name} differs in {odd[0].differing} of {odd[0].elements}")
+    except (OSError, ValueError) as e:
+        what = "no such file" if isinstance(e, FileNotFoundError) else f"no proof of the twin: {first_line(e)}"
+        limit = "the twin's comparison with recorded outputs, none of which differs"
+        raise InputError(what, where=str(path), limit=limit, way_out="run routeblock check-twin") from e
+
+
 def inputs_of(study: Study, plans: Path | None) -> list[Path]:
     """The files that a verdict rests on besides the runs."""
     fixture = [study.fixture_folder / name for name in (FIXTURE, LAYER, INPUTS, PLANS)]
@@ -183,7 +230,7 @@ def inputs_of(study: Study, plans: Path | None) -> list[Path]:
 
 
 def files_of_runs(study: Study, runs: Path, replicates: int) -> list[Path]:
-    """The record, its manifest, the tensors and the telemetry of each run that is there."""
+    """The record, the tensors and the telemetry of each run that is there, and their seals."""
     folders = [runs / run_name(*arm, r) for arm in study.arms for r in range(1, replicates + 1)]
-    files = [folder / name for folder in folders for name in (RECORD, RECORD_MANIFEST, TENSORS, TELEMETRY)]
+    files = [folder / name for folder in folders for name in RUN_FILES]
     return [path for path in files if path.is_file()]
