@@ -35,6 +35,12 @@ def test_activations_whose_scale_float16_does_not_hold_are_refused(largest: floa
 
 
 @pytest.mark.filterwarnings("error")
+def test_activations_beyond_float32_are_refused_without_a_warning() -> None:
+    with pytest.raises(InputError, match="finite values in whole blocks of 32 are needed"):
+        q6k.quantize_q8_1(np.full(32, 1e300))
+
+
+@pytest.mark.filterwarnings("error")
 def test_the_largest_activations_that_fit_give_a_finite_dot_product() -> None:
     largest = float(np.nextafter(np.float32(8_321_040), np.float32(0)))
     activations = q6k.quantize_q8_1(block(largest))

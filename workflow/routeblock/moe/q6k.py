@@ -155,10 +155,12 @@ def quantize_q8_1(x: NDArray[np.float32]) -> Bytes:
     """Q8_1 blocks, uint8 [..., n / 32, 36], of float32 [..., n]: d = max|x| / 127, q = x * (1 / d) to nearest, ties to
     even.
 
-    A block whose 1 / d is beyond float32 has q = 0: its d is 0 as a float16, so all its activations are 0 anyway.
+    A block whose 1 / d is beyond float32 has q = 0: its d is 0 as a float16, so all its activations are 0 anyway. Its s
+    is infinite where d times the sum of q is beyond float16, as ggml's is: no Q6_K product reads it.
     Raises InputError unless n is a multiple of 32, every value is finite, and every d stays finite as a float16.
     """
-    x = np.asarray(x, np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+        x = np.asarray(x, np.float32)
     if x.ndim == 0 or x.shape[-1] % Q8_1_VALUES or not np.isfinite(x).all():
         raise InputError(
             f"activations of shape {x.shape}",
