@@ -21,7 +21,7 @@ DECLARED = Path(__file__).resolve().parents[2] / "fixtures" / "mutations.json"
 
 def _run(study: Study, out: Path, *more: str) -> int:
     arguments = ["mutate", *study.options]
-    rest = ["--replicates", "5", "--declared", DECLARED, "--out", out, *more]
+    rest = ["--replicates", study.replicates, "--declared", DECLARED, "--out", out, *more]
     return main([str(a) for a in (*arguments, *rest)])
 
 
@@ -59,6 +59,20 @@ def test_every_mutation_is_refused_for_its_declared_reason_and_originals_stay(
     after = _digests(study.runs)
     new = {str(out), str(out.with_suffix(".manifest.json"))}
     assert {p: d for p, d in after.items() if p not in new} == before
+
+
+@pytest.mark.parametrize("replicates", [1, 3])
+def test_of_fewer_replicates_the_mutations_of_those_that_there_are_are_tried(tmp_path: Path, replicates: int) -> None:
+    study = make_study(tmp_path / "study", replicates=replicates)
+    assert _run(study, tmp_path / "mutations.json") == 0
+    entries = json.loads((tmp_path / "mutations.json").read_bytes())["mutations"]
+    beyond = [
+        e["name"]
+        for e in entries
+        if e["runs"] != "all" and max(int(r.rpartition("rep")[2]) for r in e["runs"]) > replicates
+    ]
+    assert beyond and [e["name"] for e in entries if "replicates has no run" in (e["note"] or "")] == beyond
+    assert all(e["as_declared"] for e in entries if e["name"] not in [*beyond, "order", "gpu_of_its_own"])
 
 
 def test_kept_copies_are_whole_and_a_link_to_nothing(study: Study, tmp_path: Path) -> None:

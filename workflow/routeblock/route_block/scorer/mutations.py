@@ -34,7 +34,7 @@ from routeblock.route_block.scorer.inputs import Study, bits, first_line, read_s
 from routeblock.route_block.scorer.membership import EXCHANGES, StoredPlan
 from routeblock.route_block.scorer.reasons import Reason
 from routeblock.route_block.scorer.recorded_index import check_recorded
-from routeblock.route_block.scorer.score import ASKED_ONLY, files_of_runs, inputs_of, judge
+from routeblock.route_block.scorer.score import ASKED_ONLY, PROTOCOL_REPLICATES, files_of_runs, inputs_of, judge
 
 FORMAT = "routeblock.mutations.v1"
 UNCHANGED = "unchanged"
@@ -99,6 +99,10 @@ class _ImpossibleError(Exception):
 
 class _NoRoomError(_ImpossibleError):
     """A mutation that this fixture has no room for."""
+
+
+class _FewerReplicatesError(_ImpossibleError):
+    """A mutation of a replicate that a study of fewer than the protocol's does not have: nothing is declared of it."""
 
 
 def _route(run: Run) -> None:
@@ -354,11 +358,18 @@ def _backend(study: Study) -> Backend:
     return "twin" if study.is_twin else "cuda"
 
 
-def _no_such_run(study: Study, name: str) -> _ImpossibleError:
-    """Without an exchange pair a fixture has no such cell; any other run that is not there was declared wrongly."""
-    cell, history, *_ = name.split("/")
-    no_room = cell in EXCHANGES and (cell, history) not in study.arms
-    return (_NoRoomError if no_room else _ImpossibleError)(f"this study has no run {name}")
+def _no_such_run(study: Study, name: str, replicates: int) -> _ImpossibleError:
+    """Without an exchange pair a fixture has no such cell; a study of fewer replicates than the protocol's lacks the
+    last ones; any other run that is not there was declared wrongly.
+    """
+    cell, history, replicate = name.split("/")
+    if cell in EXCHANGES and (cell, history) not in study.arms:
+        return _NoRoomError(f"this study has no run {name}")
+    if replicates < int(replicate.removeprefix("rep")) <= PROTOCOL_REPLICATES:
+        return _FewerReplicatesError(
+            f"this study of {replicates} of {PROTOCOL_REPLICATES} replicates has no run {name}"
+        )
+    return _ImpossibleError(f"this study has no run {name}")
 
 
 def _try(study: Study, runs: Path, copy: Path, replicates: int, declared: Declared, *, linked: bool) -> dict[str, Any]:
@@ -373,11 +384,11 @@ def _try(study: Study, runs: Path, copy: Path, replicates: int, declared: Declar
     }
     try:
         if missing := [name for name in changed if not (copy / name).is_dir()]:
-            raise _no_such_run(study, missing[0])
+            raise _no_such_run(study, missing[0], replicates)
         MUTATE[declared.name](Copy(study, copy), changed)
     except _ImpossibleError as e:
         where = "fixture" if isinstance(e, _NoRoomError) else _backend(study)
-        may = None if where in declared.untried else False
+        may = None if isinstance(e, _FewerReplicatesError) or where in declared.untried else False
         return {**entry, "found": [], "elsewhere": [], "as_declared": may, "note": str(e)}
     findings = judge(study, copy, replicates).findings
     found = sorted({str(f.reason) for f in findings})
@@ -403,9 +414,10 @@ def mutate(
     """Judge every mutation of all runs below `runs`; write mutations.json to `out`, sealed.
 
     Returns the entries: declared reason, reasons found, and whether they agree (None where the mutation is impossible
-    and declared to be; impossible elsewhere is a disagreement). The copies are links that vanish, or, in the folder
-    `keep`, whole and to be looked at. Raises InputError if an input cannot be read, if a run is missing, or is not of
-    the evidence where it is filed as recorded, or if `keep` is not empty.
+    and declared to be, or of a replicate beyond those of a smaller study; impossible elsewhere is a disagreement). The
+    copies are links that vanish, or, in the folder `keep`, whole and to be looked at. Raises InputError if an input
+    cannot be read, if a run is missing, or is not of the evidence where it is filed as recorded, or if `keep` is not
+    empty.
     """
     entries = read_declared(declared)
     study = read_study(fixture, prediction, identity, plans, lane)
