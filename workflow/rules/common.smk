@@ -54,6 +54,16 @@ def expected_identity(wildcards):
     return f"{EVIDENCE[wildcards.lane]}/identity.json" if wildcards.lane in EVIDENCE else IDENTITY.format(**wildcards)
 
 
+def beside_identity(wildcards):
+    """What the scorer reads beside the expected identity: its seal, or the index of the evidence and the lines it names."""
+    if wildcards.lane not in EVIDENCE:
+        return IDENTITY.format(**wildcards).replace(".json", SUFFIX)
+    return [
+        f"{EVIDENCE[wildcards.lane]}/{name}"
+        for name in ("evidence.json", "{point}.{plan_source}.jsonl".format(**wildcards))
+    ]
+
+
 def plans_option(wildcards, input):
     return f"--plans {input.plans}" if input.plans else ""
 

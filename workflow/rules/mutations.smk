@@ -7,6 +7,7 @@ rule mutations:
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
         identity=expected_identity,
+        beside_identity=beside_identity,
         plans=captured_plans,
         runs=all_runs,
         declared="fixtures/mutations.json",

@@ -8,6 +8,7 @@ rule score:
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
         identity=expected_identity,
+        beside_identity=beside_identity,
         plans=captured_plans,
         runs=all_runs,
         golden="results/twin/golden.json",

@@ -56,9 +56,18 @@ def check_recorded(study: Study, runs: Path, names: list[str]) -> None:
             )
 
 
+def index_files(study: Study) -> list[Path]:
+    """The files by which runs filed as recorded are known: the index of the evidence, and the lines of their group."""
+    return [study.identity_path.with_name(name) for name in (INDEX, f"{_group(study)}{LINES}")]
+
+
+def _group(study: Study) -> str:
+    return f"{study.prediction.point}.{study.prediction.plan_source}"
+
+
 def _named(study: Study) -> dict[str, dict[str, str]]:
     """Folder to the SHA-256 of each of its files, as the evidence states them."""
-    path, group = study.identity_path.with_name(INDEX), f"{study.prediction.point}.{study.prediction.plan_source}"
+    path, group = study.identity_path.with_name(INDEX), _group(study)
     try:
         index = _Index.model_validate_json(path.read_bytes())
         if group not in index.groups:
