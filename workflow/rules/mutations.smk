@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Changed copies of all runs of a study, each refused by the scorer for its declared reasons, and one unchanged, accepted.
 
 

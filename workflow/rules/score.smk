@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The verdict on all runs of a study, once the twin has proved itself on recorded outputs. No input here is `ancient`: while
 # such an input is to be made again, Snakemake does not look at what else would make the job run.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Changes with intervals over every lane, recomputed by code of its own, and study B's tables.
 
 
