@@ -20,7 +20,7 @@ DECLARED = Path(__file__).resolve().parents[2] / "fixtures" / "mutations.json"
 
 
 def _run(study: Study, out: Path, *more: str) -> int:
-    arguments = ["mutate", *study.options]
+    arguments = ["study-a", "mutate", *study.options]
     rest = ["--replicates", study.replicates, "--declared", DECLARED, "--out", out, *more]
     return main([str(a) for a in (*arguments, *rest)])
 

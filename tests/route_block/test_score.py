@@ -871,7 +871,7 @@ def test_score_writes_a_sealed_verdict_and_exits_1_with_one_line(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def score(out: str) -> int:
-        arguments = ["score", *study.options]
+        arguments = ["study-a", "score", *study.options]
         return main([*map(str, arguments), "--replicates", "5", "--out", str(tmp_path / out)])
 
     assert score("first.json") == 0
@@ -892,7 +892,7 @@ def test_score_says_on_the_command_line_that_a_verdict_is_exploratory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = make_study(tmp_path / "study", replicates=1)
-    assert main(["score", *study.options, "--replicates", "1", "--out", str(tmp_path / "score.json")]) == 0
+    assert main(["study-a", "score", *study.options, "--replicates", "1", "--out", str(tmp_path / "score.json")]) == 0
     assert capsys.readouterr().out == f"{study.runs}: exploratory (1 of 5); no headline counts it\n"
 
 
@@ -900,7 +900,7 @@ def test_the_twins_proof_is_sealed_as_an_input_and_has_to_be_there(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     golden, out = tmp_path / "golden.json", tmp_path / "score.json"
-    arguments = ["score", *study.options]
+    arguments = ["study-a", "score", *study.options]
     call = [*map(str, arguments), "--replicates", "5", "--golden", str(golden), "--out", str(out)]
     assert main(call) == 2
     assert "golden.json: no such file" in capsys.readouterr().err and not out.exists()
@@ -927,7 +927,7 @@ def test_the_twins_proof_is_sealed_as_an_input_and_has_to_be_there(
 def test_a_fixture_whose_files_changed_is_bad_input(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     path = study.fixture / "inputs.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    arguments = ["score", *study.options]
+    arguments = ["study-a", "score", *study.options]
     assert main([*map(str, arguments), "--out", str(study.runs / "score.json")]) == 2
     assert "inputs.safetensors: its SHA-256 is" in capsys.readouterr().err
     assert not (study.runs / "score.json").exists()

@@ -31,7 +31,7 @@ rule other_recorded:
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
     shell:
-        "routeblock recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
+        "routeblock study-b recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
         " --lane {wildcards.recording} --threads {threads} --out {params.out} 2> {log:q}"
 
 
@@ -55,7 +55,7 @@ rule other_statistics:
         records=lambda w: [f"--record {folder}" for folder in grouped.other_records([w.recording])],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock statistics {params.records} --protocol {input.protocol:q}"
+        "routeblock study-b statistics {params.records} --protocol {input.protocol:q}"
         " --minimum-effect {params.minimum_effect} --out {params.out:q} 2> {log:q}"
 
 
@@ -80,5 +80,5 @@ rule other_validation:
         records=lambda w: [f"--record {folder}" for folder in grouped.other_records([w.recording])],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock validate-timings {params.records} --protocol {input.protocol:q}"
+        "routeblock study-b validate {params.records} --protocol {input.protocol:q}"
         " --minimum-effect {params.minimum_effect} --statistics {input.statistics:q} --out {params.out:q} 2> {log:q}"

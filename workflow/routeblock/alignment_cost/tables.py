@@ -84,7 +84,7 @@ def checks(given: Evidence) -> list[Row]:
             f"no check of {lacks[0]}",
             where=str(given.found.folder / "exactness.json"),
             limit=f"all of {', '.join(_EXACT)} are needed, and a check ends where bits differ",
-            way_out="record again: routeblock record-alignment",
+            way_out="record again: routeblock alignment record",
         )
     bits = "different" if exact["differs"] else "equal"
     used = ", ".join(f"{name} {n}" for name, n in exact["random"]["variants"].items())

@@ -12,7 +12,7 @@ from tabulate import tabulate
 from routeblock.errors import InputError
 from routeblock.evidence.files import atomic_file
 
-BEGIN, END = "<!-- figures: made by `routeblock readme` -->", "<!-- end of figures -->"
+BEGIN, END = "<!-- figures: made by `routeblock workflow readme` -->", "<!-- end of figures -->"
 DIFFER = "elements that differ"
 Rows = list[dict[str, str]]
 

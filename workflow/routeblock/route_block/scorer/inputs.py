@@ -208,7 +208,7 @@ def _refuse(path: Path, what: str, limit: str, way_out: str) -> InputError:
     return InputError(what, where=str(path), limit=limit, way_out=way_out)
 
 
-_FREEZE = "make it with routeblock freeze-identity, and the runs after it"
+_FREEZE = "make it with routeblock study-a freeze-identity, and the runs after it"
 
 Document = TypeVar("Document", bound=_Read)
 
@@ -233,9 +233,11 @@ def read_study(
     missing or broken, or is not the one that fixture.json names, for a lane that these runs are not of, and for an
     identity that was not sealed before runs made here.
     """
-    spec, fixture_digest = _canonical(fixture / FIXTURE, FixtureSpec, "make it with routeblock fixture")
-    frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock freeze")
-    expected, identity_digest = _canonical(identity, ExpectedIdentity, "make it with routeblock freeze-identity")
+    spec, fixture_digest = _canonical(fixture / FIXTURE, FixtureSpec, "make it with routeblock study-a fixture")
+    frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock study-a freeze")
+    expected, identity_digest = _canonical(
+        identity, ExpectedIdentity, "make it with routeblock study-a freeze-identity"
+    )
     if expected.lane != frozen.lane:
         limit = f"the runs are of lane {frozen.lane}"
         raise _refuse(identity, f"the identity of lane {expected.lane}", limit, "name the identity of their lane")
@@ -253,7 +255,9 @@ def read_study(
         raise _refuse(prediction, f"{found} for a study of {frozen.plan_source} plans", limit, way_out)
     if plans is not None:
         if not plans.is_file():
-            raise _refuse(plans, "no such file", "the captured plans are needed", "capture them (routeblock capture)")
+            raise _refuse(
+                plans, "no such file", "the captured plans are needed", "capture them (routeblock study-a capture)"
+            )
         files[CAPTURED_PLANS] = sha256_file(plans)
     for name in (LAYER, INPUTS, PLANS):
         path = fixture / name

@@ -427,7 +427,7 @@ def mutate(
                 "no such run",
                 where=str(runs / run_name(*key)),
                 limit=f"mutations need {replicates} replicates of every cell and history",
-                way_out="run them first (routeblock run)",
+                way_out="run them first (routeblock study-a run)",
             )
     check_recorded(study, runs, [run_name(*key) for key in expected_runs(study, replicates)])
     writable_folder(out.parent)

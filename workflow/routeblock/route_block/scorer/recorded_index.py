@@ -52,7 +52,8 @@ def check_recorded(study: Study, runs: Path, names: list[str]) -> None:
                 "not the file of the recorded evidence",
                 where=str(path),
                 limit=f"{study.lane} is said of the runs that {study.identity_path.with_name(INDEX)} names",
-                way_out=f"restore them with routeblock restore-evidence, or file them as {study.prediction.lane}",
+                way_out="restore them with routeblock study-a restore-evidence,"
+                f" or file them as {study.prediction.lane}",
             )
 
 

@@ -220,7 +220,7 @@ def _check_proof(path: Path) -> None:
     except (OSError, ValueError) as e:
         what = "no such file" if isinstance(e, FileNotFoundError) else f"no proof of the twin: {first_line(e)}"
         limit = "the twin's comparison with recorded outputs, none of which differs"
-        raise InputError(what, where=str(path), limit=limit, way_out="run routeblock check-twin") from e
+        raise InputError(what, where=str(path), limit=limit, way_out="run routeblock gpu check-twin") from e
 
 
 def inputs_of(study: Study, plans: Path | None) -> list[Path]:
