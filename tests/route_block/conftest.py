@@ -4,7 +4,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic import Study, make_study
+from synthetic import LAUNCH, Study, make_study
+
+from routeblock.route_block.scorer import operating_points
+
+
+@pytest.fixture(autouse=True)
+def published(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """The published launch is that of the small study; returns the scorer's own."""
+    own = operating_points.PUBLISHED
+    monkeypatch.setattr(operating_points, "PUBLISHED", LAUNCH)
+    return own
 
 
 @pytest.fixture(scope="session")
