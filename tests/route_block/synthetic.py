@@ -280,7 +280,8 @@ def make_study(
     fixture = make_fixture(study.fixture, pairs=pairs, one_plan=one_plan, one_class=one_class)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operating_point, "PUBLISHED", LAUNCH)
-        patch.setattr(predict, "lane_facts", lambda _: LaneFacts("test", "hopper", "computed"))
+        tensor_cores = "ampere" if lane_name == "twin-ampere" else "hopper"
+        patch.setattr(predict, "lane_facts", lambda _: LaneFacts("test", tensor_cores, "computed"))
         document = predict.predict(fixture, lane_name, "published", "stored", fixture.plans)
     study.runs.mkdir()
     study.prediction.write_bytes(canonical_json(document))

@@ -59,7 +59,8 @@ def check_prediction(study: Study) -> Iterator[Finding]:
 
 
 def _check_pairs(study: Study) -> Iterator[Finding]:
-    """Stored plans have the fixture's pairs, captured ones the pairs that they give: else a study could leave cells out.
+    """Stored plans have the fixture's pairs, captured ones those that they give: else a study could leave cells out.
+
     Any pair lies within one block, or across two of one expert.
     """
     frozen = study.prediction.exchange

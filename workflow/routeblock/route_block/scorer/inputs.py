@@ -86,7 +86,9 @@ class _Predicted(_Read):
 
 
 class PredictedArm(_Predicted):
-    """One cell under one history, as predicted; of each GEMM whether no tile is split, and the routes in split tiles."""
+    """One cell under one history, as predicted; of each GEMM whether no tile is split, and how many routes stand in
+    split ones.
+    """
 
     cell: str
     history: str

@@ -326,7 +326,7 @@ def _point(copy: Copy, runs: Sequence[str]) -> None:
 
 
 def _cells_dropped(copy: Copy, runs: Sequence[str]) -> None:
-    """The study has no cells of the within-pair: its prediction says that there is no such pair, and its runs are gone."""
+    """The cells of the within-pair are gone: the prediction says that there is no such pair, and has no such runs."""
     document = json.loads(copy.study.prediction_path.read_bytes())
     cell = next(cell for cell, pair in EXCHANGES.items() if pair == "within")
     for name in runs:

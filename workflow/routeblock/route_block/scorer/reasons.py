@@ -77,12 +77,13 @@ class Reason(StrEnum):
     PREDICTION_MISMATCH = "prediction_mismatch"
     """The prediction is of another fixture, or its plans, pairs, launches or conclusions do not fit one another."""
     OPERATING_POINT = "operating_point"
-    """The prediction's native launches, what they are called, its tensor cores or its control are not those of its point
-    on the lane of the runs."""
+    """The prediction's native launches, what they are called, its tensor cores or its control are not those of its
+    point on the lane of the runs."""
     EXCHANGE_PAIR = "exchange_pair"
     """The exchange pairs, and with them the cells, are not those that the fixture or the captured plans give."""
     PREDICTION_FIELD = "prediction_field"
-    """Another statement of the prediction (changed memberships, split routes ...) is not what plans and launches give."""
+    """Another statement of the prediction (changed memberships, split routes ...) is not what plans and launches
+    give."""
     PREDICTION_INCOMPLETE = "prediction_incomplete"
     """The prediction lacks an arm or a pair of arms, or has one more."""
     FULL_K_SPLIT = "full_k_split"
