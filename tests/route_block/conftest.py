@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,13 @@ from synthetic import LAUNCH, Study, make_study
 from routeblock.route_block.scorer import operating_points
 
 
-@pytest.fixture(autouse=True)
-def published(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
-    """The published launch is that of the small study; returns the scorer's own."""
+@pytest.fixture(autouse=True, scope="session")
+def published() -> Iterator[tuple[int, int, int]]:
+    """The scorer's published launch, in whose place that of the small study stands meanwhile."""
     own = operating_points.PUBLISHED
-    monkeypatch.setattr(operating_points, "PUBLISHED", LAUNCH)
-    return own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operating_points, "PUBLISHED", LAUNCH)
+        yield own
 
 
 @pytest.fixture(scope="session")

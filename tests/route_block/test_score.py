@@ -1004,7 +1004,7 @@ def _at(*path: str | int, to: object) -> Callable[[Any], None]:
         (_at("point", to="elsewhere"), Reason.OPERATING_POINT),
         (_at("informative", to=False), Reason.PREDICTION_FIELD),
         (_at("arms", 0, "single_slice", "w13", to=True), Reason.PREDICTION_FIELD),
-        (_at("arms", 0, "split_routes", "w2", to=0), Reason.PREDICTION_FIELD),
+        (_at("arms", 0, "split_routes", "w2", to=7), Reason.PREDICTION_FIELD),
         (_at("pairs", 0, "changed_memberships", to=[]), Reason.PREDICTION_FIELD),
         (_at("exchange", "chosen", to="published prior data"), Reason.EXCHANGE_PAIR),
         (_at("exchange", "from", to="outcomes"), Reason.EXCHANGE_PAIR),
@@ -1017,7 +1017,7 @@ def test_any_field_of_a_prediction_that_does_not_follow_from_fixture_plans_and_p
     document = json.loads(study.prediction.read_bytes())
     for run in _all_runs(study):
         study.edit(run, lambda r: r.update(point=document["point"]))
-    assert study.reasons() == [("prediction.json", reason)]
+    assert set(study.reasons()) == {("prediction.json", reason)}
 
 
 def test_a_prediction_with_a_field_of_its_own_is_not_read(study: Study) -> None:
