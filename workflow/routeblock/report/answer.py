@@ -398,7 +398,7 @@ def _record(lane: str, mode: str, rows: Sequence[Row]) -> Clause:
 
 def _few_slots(tables: Tables) -> list[Clause]:
     """At the fewest slots the mode changes more than the schedule does: each value with its own."""
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[tuple[str, str, str], list[float]] = {}
     wanted = ("band32", "inclusive", "job_major")
     rows = [
         (name, r)
@@ -412,12 +412,12 @@ def _few_slots(tables: Tables) -> list[Clause]:
     few = min((int(r["slots"]) for _, r in rows), default=0)
     for name, r in rows:
         if int(r["slots"]) == few:
-            found.setdefault((str(r["mode"]), name), []).append(float(r["change_percent"]))
-    if len({mode for mode, _ in found}) == 1 or not found:
+            found.setdefault((str(r["mode"]), str(r["lane"]), name), []).append(float(r["change_percent"]))
+    if len({mode for mode, *_ in found}) <= 1:
         return []
     each: list[Clause] = [
-        [f"{MODES.get(mode, mode)} ", Cited(_span(changes, "+.2f", "%"), name)]
-        for (mode, name), changes in found.items()
+        [f"{MODES.get(mode, mode)} ", Cited(_span(changes, "+.2f", "%"), name), f" on {lane}"]
+        for (mode, lane, name), changes in found.items()
     ]
     slots = Cited(str(few), rows[0][0])
     return [["at ", slots, " slots (independent jobs) the change depends on the mode: ", *_joined(each, ", ")]]
@@ -474,11 +474,11 @@ def _counted(tables: Tables) -> list[Clause]:
 
 def _adverse(tables: Tables) -> Clause:
     """Schedules that read less at the other ratio and whose own replay, one and without interval, was no faster."""
-    timed = {
-        (str(r["schedule"]), int(r["slots"])): r
+    timed = [
+        r
         for r in tables.get("beyond_study") or ()
         if (r["campaign"], r["scope"]) == ("l2_ratio", "inclusive") and r["lane"] != CPU
-    }
+    ]
     found: Clause = []
     for r in tables.get("schedule_counters") or ():
         read, spent = float(r["dram_read_change_percent"]), float(r["time_change_percent"])
@@ -493,10 +493,10 @@ def _adverse(tables: Tables) -> Clause:
             Cited(f"{read:+.0f}%", "schedule_counters"),
             " reads",
         ]
-        if beside := timed.get((str(r["schedule"]), int(r["slots"]))):
-            change, low, high = (float(beside[name]) for name in ("change_percent", "low_percent", "high_percent"))
+        for x in (x for x in timed if (x["schedule"], int(x["slots"])) == (r["schedule"], int(r["slots"]))):
+            change, low, high = (float(x[name]) for name in ("change_percent", "low_percent", "high_percent"))
             interval = Cited(f"{change:+.2f}% [{low:+.2f}, {high:+.2f}]", "beyond_study")
-            found += [f", where the timed record of {beside['device']} has ", interval]
+            found += [f", where {x['lane']} {x['device']} was timed at ", interval]
     return found
 
 
