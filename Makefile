@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Set-up, checks and studies. All of it runs in .venv, whatever environment is active.
 
 PYTHON ?= python3
@@ -6,7 +7,10 @@ CORES ?= 2
 BIN := .venv/bin
 # As snakemake, but its jobs go on when the reader of the output leaves.
 SNAKEMAKE := $(BIN)/python -m routeblock.workflow_run --profile workflow/profiles/default
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint envs/constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# Every package and all that it brings along, with the digests of its files: `make lock` writes these.
+LOCKED := $(PIP) --require-hashes --requirement envs/lock
+LOCK := $(BIN)/uv pip compile -q --universal --generate-hashes --no-annotate --python-version 3.11 --custom-compile-command 'make lock'
 
 # A virtual environment names its own folder: in a copied or moved checkout it would import the code of the old one.
 MOVED := $(shell for env in .venv .venv-*; do [ ! -f "$$env/pyvenv.cfg" ] || \
@@ -19,7 +23,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study report test test-recovery test-report test-slurm test-vllm check-vllm-wheels bundle prediction diagnosis bench verify repair clean
+.PHONY: setup study report test test-recovery test-report test-slurm test-vllm check-vllm-wheels lock bundle prediction diagnosis bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -31,23 +35,30 @@ moved:
 	@rm -rf $(MOVED)
 endif
 
-.venv/base.stamp: envs/base.txt envs/constraints.txt pyproject.toml
+.venv/base.stamp: envs/lock/base.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit(f"$(PYTHON) is Python {v}; 3.11 or newer is needed; name one: make PYTHON=python3.12")'
 	@echo "setting up .venv"
 	@$(PYTHON) -m venv .venv
-	@$(PIP) --requirement envs/base.txt
+	@$(LOCKED)/base.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-.venv/dev.stamp: .venv/base.stamp envs/dev.txt envs/cuda13.txt
-	@$(PIP) --requirement envs/dev.txt --requirement envs/cuda13.txt
+.venv/dev.stamp: .venv/base.stamp envs/lock/dev.txt
+	@$(LOCKED)/dev.txt
 	@touch $@
 
 # CUDA 12 is the last to compile for sm_70. Its packages and CUDA 13's exclude each other.
-.venv-cuda12/stamp: envs/cuda12.txt envs/constraints.txt
+.venv-cuda12/stamp: envs/lock/cuda12.txt
 	@$(PYTHON) -m venv .venv-cuda12
-	@.venv-cuda12/$(PIP:.venv/%=%) --constraint envs/base.txt --requirement envs/cuda12.txt
+	@.venv-cuda12/$(LOCKED:.venv/%=%)/cuda12.txt
 	@touch $@
+
+# After a pin in envs/*.txt was changed: what it brings along, and every digest, for each Python from 3.11 and platform.
+lock: .venv/dev.stamp
+	@$(LOCK) envs/base.txt envs/dev.txt envs/cuda13.txt envs/slurm.txt --output-file envs/lock/dev.txt
+	@$(LOCK) envs/base.txt --constraint envs/lock/dev.txt --output-file envs/lock/base.txt
+	@$(LOCK) envs/cuda12.txt --constraint envs/base.txt --output-file envs/lock/cuda12.txt
+	@$(BIN)/python tests/supply_chain/licences.py
 
 # Also after a power cut or kill -9: the jobs that were left are waited for, and what they did not finish is made again.
 study: setup
@@ -92,13 +103,9 @@ check-vllm-wheels: setup
 	@touch $@
 
 # A lane through a real Slurm of one node, started and stopped here; its digests are those of `make study`, if that was run.
-test-slurm: .venv/slurm.stamp
+test-slurm: .venv/dev.stamp
 	@tests/slurm/install.sh
 	@timeout --kill-after=60 1800 $(BIN)/pytest --override-ini addopts=-q tests/slurm
-
-.venv/slurm.stamp: .venv/dev.stamp envs/slurm.txt
-	@$(PIP) --requirement envs/slurm.txt
-	@touch $@
 
 bundle: setup
 	@$(SNAKEMAKE) --cores $(CORES) bundle

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from snakemake.utils import min_version
 
 from routeblock.rule_code import readable

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stands for libcuda: cuLaunchKernelEx keeps what it was handed. Structures as cuda.h of CUDA 12 and 13 lays them out. */
 #include <string.h>
 

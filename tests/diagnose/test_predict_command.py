@@ -129,6 +129,41 @@ def test_a_public_models_config_is_enough(capsys: pytest.CaptureFixture[str]) ->
     }  # fmt: skip
 
 
+def gptq(folder: Path, **settings: Any) -> Path:
+    config = json.loads(CONFIG.read_bytes())
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, **settings}
+    path = folder / "config.json"
+    path.write_text(json.dumps({**config, "quantization_config": quantization}))
+    return path
+
+
+def test_of_a_gptq_model_the_settings_are_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left_out = {r"-:.*self_attn.*": {}, r"-:.*shared_expert.*": {}}
+    options = ["--gpu", "L40S", "--vllm", "0.33.0", "--tokens", 3000]
+    code, answer = ask("--model", gptq(tmp_path, dynamic=left_out), *options, capsys=capsys)
+    assert code == 1
+    layer = answer["detail"]["layer"]
+    assert (layer["group_size"], layer["zero_points"], layer["layout"]) == (128, False, "GPTQ or compressed-tensors")
+    _, same = ask("--model", CONFIG, "--group-size", 128, "--symmetric", *options, capsys=capsys)
+    assert same["detail"] == answer["detail"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"desc_act": True}, "desc_act true"),
+        ({"sym": False}, "the fixed zero point alone"),
+        ({"dynamic": {r"+:.*experts.*": {"bits": 8}}}, "bits 8"),
+    ],
+)
+def test_gptq_that_marlin_runs_otherwise_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], words: str
+) -> None:
+    options = ["--gpu", "L40S", "--vllm", "0.33.0", "--tokens", "8"]
+    assert main(["predict", "--model", str(gptq(tmp_path, **settings)), *options]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_tensor_and_expert_parallel_ranks_change_what_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--gpu", "H100 SXM", "--vllm", "0.24.0", "--tokens", 128]
     _, whole = study(*options, capsys=capsys)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from routeblock.evidence.manifest import SUFFIX, Manifest
 from routeblock.recovery import Living, living
 
 TRACER = Path(__file__).with_name("tracer")
+# Starts a program where there is no network, not even loopback; some kernels and containers do not allow it.
+OFFLINE = ["unshare", "--map-root-user", "--net"]
 CHECKPOINT = Spec(layers=1, hidden=512, intermediate=384, experts=64, top_k=4, group_size=128, dtype="bfloat16")
 KNOBS = {
     "fixture.name": "checkpoint",
@@ -84,8 +86,10 @@ class Workflow:
     log: Path
 
     @classmethod
-    def start(cls, checkout: Checkout, *targets: str, trace: Path | None = None) -> Workflow:
-        """Start it as `make study` does, for `targets` or for all."""
+    def start(
+        cls, checkout: Checkout, *targets: str, trace: Path | None = None, before: Sequence[str] = ()
+    ) -> Workflow:
+        """Start it as `make study` does, for `targets` or for all; `before`: what starts it, and becomes it."""
         environment = os.environ | {"PYTHONPATH": str(checkout.root / "workflow")}
         if trace:
             environment |= trace_environment(checkout.root, trace)
@@ -93,7 +97,7 @@ class Workflow:
         command = [sys.executable, "-m", "snakemake", "--profile", "workflow/profiles/default", "--cores", "2"]
         with log.open("w") as out:
             process = subprocess.Popen(
-                [*command, "--", *targets],
+                [*before, *command, "--", *targets],
                 cwd=checkout.root,
                 env=environment,
                 stdout=out,
@@ -126,6 +130,14 @@ class Workflow:
         """Kill the scheduler and every job, as a power cut would."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
+
+
+def can_be_offline() -> bool:
+    """Whether `OFFLINE` works here."""
+    try:
+        return subprocess.run([*OFFLINE, "true"], capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 def python_of(command: str) -> Callable[[Path], Living | None]:

@@ -19,18 +19,24 @@ from routeblock.report.catalogue import FIGURES, TABLES
 from routeblock.rule_code import RESTORED
 
 # The command line: it hands values on, and a rule's shell text is tracked by itself.
-_PARTS = ("shared", "alignment", "dispatch", "figures", "grouped")
-DISPATCH = ("routeblock.__main__", "routeblock.cli", *(f"routeblock.cli_{part}" for part in _PARTS))
+DISPATCH = re.compile(r"routeblock\.(__main__|cli\b.*|cli_\w+)")
 # What only finds a declaration, shows progress, opens a lane by name or takes a turn on a GPU.
 APART = {"routeblock.declared", "routeblock.progress", "routeblock.route_block.runs.lanes", "routeblock.cuda.gpu_lock"}
 # A table or figure is found among all by its name: the others are imported, and not used.
-APART |= {"routeblock.report.catalogue", "routeblock.route_block.gpu_tables"}
+FOUND_AMONG = {"routeblock.report.catalogue", *(t.module for t in TABLES.values())}
 
 # Rules whose commands do not run here, and why. What the command line imports for them is looked at in the source.
 UNTRACED = {
     "agreement": "minutes",
     "pack_evidence": "minutes",
+    "recorded_native": "minutes",
+    "recorded_operator": "minutes",
+    "survey_point": "minutes",
     "table_agreement": "an agreement",
+    "table_history": "the native record, recomputed",
+    "table_repetition": "the native record, recomputed",
+    "table_operator": "the operator's record, recomputed",
+    "figure_explain": "an explanation, which no study asks for",
     "sweep": "minutes",
     "confirmation": "minutes",
     "run_cuda": "a GPU",
@@ -42,6 +48,7 @@ UNTRACED = {
     "sanitizer": "a GPU",
     "record_alignment": "a GPU",
     "record_dispatch": "a GPU",
+    "window": "a GPU",
 }
 
 
@@ -69,15 +76,16 @@ def read_traces(paths: Iterable[Path]) -> dict[str, list[Trace]]:
 
 def imported(trace: Trace) -> set[str]:
     """The package's modules that the rule's own code brought in, directly or not."""
+    apart = (APART | FOUND_AMONG) - set(trace["modules"])
     onward = defaultdict(set)
     todo = set()
     for importer, module, top in trace["edges"]:
-        if importer not in DISPATCH:
+        if not DISPATCH.fullmatch(importer):
             onward[importer].add(module)
         elif not top:
             todo.add(module)
     seen = set()
-    while todo := todo - seen - APART:
+    while todo := todo - seen - apart:
         seen |= todo
         todo = {module for importer in todo for module in onward[importer]}
     return seen

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Debian's Slurm and munge, where they are missing: by apt-get, with sudo when not root. Nothing of them is started.
 set -euo pipefail
 

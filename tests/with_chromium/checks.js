@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 ({
   // Checks of the open page; each returns its faults. Run by Playwright, never by the report itself.
   invisible() {

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What canonical alignment costs, from a committed record; a GPU records with `routeblock record-alignment`.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Study B's CUDA kernels as cubins; needs NVRTC (envs/cuda13.txt, envs/cuda12.txt for sm_70), no GPU.
 
 

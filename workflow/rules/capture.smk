@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Captured plans: vLLM's own alignment in one process per history, frozen by hash before any run.
 
 

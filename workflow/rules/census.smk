@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What native alignment gives call by call and process by process, and the control of the grid probe.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import json
 import shlex
 from pathlib import Path
@@ -52,6 +53,16 @@ def captured_plans(wildcards):
 def expected_identity(wildcards):
     """What was expected to compute: frozen before the first run here; beside recorded evidence, committed apart from it."""
     return f"{EVIDENCE[wildcards.lane]}/identity.json" if wildcards.lane in EVIDENCE else IDENTITY.format(**wildcards)
+
+
+def beside_identity(wildcards):
+    """What the scorer reads beside the expected identity: its seal, or the index of the evidence and the lines it names."""
+    if wildcards.lane not in EVIDENCE:
+        return IDENTITY.format(**wildcards).replace(".json", SUFFIX)
+    return [
+        f"{EVIDENCE[wildcards.lane]}/{name}"
+        for name in ("evidence.json", "{point}.{plan_source}.jsonl".format(**wildcards))
+    ]
 
 
 def plans_option(wildcards, input):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The schedule fixed in advance against the control, alternating, on fresh data.
 
 

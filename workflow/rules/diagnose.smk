@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Questions about a layer: predictions, launches on every GPU, and the survey, a scatter of one job a point.
 
 

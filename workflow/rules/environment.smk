@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What the study ran on. It differs between machines, so it is no input of any other rule.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What a GPU machine gives as evidence: every process of the configured studies, the censuses, the probe's control.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Why bits differ, what changes them, and which launch made them: a target of its own (`make diagnosis`), not part of the
 # study. `explain` and `witness` ask the twins about the fixture; `identify` is given the outputs of a run of any lane.
 

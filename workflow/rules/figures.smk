@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Every figure, from its declaration (figures of its study): one rule each, named `figure_` and its name.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The layer, its routed inputs and the two stored plans.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Which checkpoint it is. Its files lie outside the results: the manifest says what they were.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Changed copies of all runs of a study, each refused by the scorer for its declared reasons, and one unchanged, accepted.
 
 
@@ -7,6 +8,7 @@ rule mutations:
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
         identity=expected_identity,
+        beside_identity=beside_identity,
         plans=captured_plans,
         runs=all_runs,
         declared="fixtures/mutations.json",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Native alignment and the operator, from committed records: does history shift the plans, what does the operator take?
 
 NATIVE_RECORD = "fixtures/recorded/native/h200"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Fast paths for Q6_K x Q8_1 and their peers, from a committed record; a GPU records with `routeblock record-dispatch`.
 
 

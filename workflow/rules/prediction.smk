@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Frozen before any arithmetic, and an input of every run. The superseded one is a control: no run starts from it.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What the lane `cuda` preloads to set and record grids: built where it is used, from cuda/grid_probe.c.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Random legal plans against the prediction: a target of its own (`make prediction`), not part of the study.
 
 

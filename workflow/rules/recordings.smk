@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Records of study B under protocols of their own: fresh data, and launches one by one. Each is judged by its protocol.
 
 

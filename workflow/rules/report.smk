@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The report: every table and figure, what they rest on, and how to rebuild one, in one file.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # One process a run: seven cells x two histories x the replicates.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The verdict on all runs of a study, once the twin has proved itself on recorded outputs. No input here is `ancient`: while
 # such an input is to be made again, Snakemake does not look at what else would make the job run.
 
@@ -8,6 +9,7 @@ rule score:
         tensors=FIXTURE_TENSORS,
         prediction=f"{STUDY}/prediction.json",
         identity=expected_identity,
+        beside_identity=beside_identity,
         plans=captured_plans,
         runs=all_runs,
         golden="results/twin/golden.json",

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Changes with intervals over every lane, recomputed by code of its own, and study B's tables.
 
 
@@ -77,7 +78,7 @@ rule bundle:
         identities=grouped.identities(CONFIG),
         records=grouped.record_files(CONFIG),
         seals=grouped.record_seals(CONFIG),
-        others=grouped.other_files(CONFIG),
+        others=grouped.other_files(CONFIG) + grouped.other_bundled(CONFIG),
         counters=grouped.counter_files(CONFIG),
         statistics=rules.statistics.output,
         validation=rules.validate_timings.output,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Every schedule at every shape, one process a device; on a GPU also what the source did not measure.
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Every table, from its declaration (tables.py of its study): one rule each, named `table_` and its name.
 
 

@@ -124,9 +124,10 @@ def _spellings(key: str) -> Sequence[str]:
     return next((s for s in SPELLINGS if key in s), (key,))
 
 
-def read_model(folder: Folder, tensors: Iterable[str] = (), quantization: Quantization | None = None) -> Model:
-    """What the checkpoint says about itself. `tensors` are its tensors' names as far as they are known: quantisation is
-    declared by the names of modules. `quantization` stands in place of what the checkpoint says of it.
+def read_model(folder: Folder, tensors: Iterable[str] | None = None, quantization: Quantization | None = None) -> Model:
+    """What the checkpoint says about itself. `tensors` are its tensors' names: quantisation is declared by the names of
+    modules. None: the configuration alone is there, and a layout whose tensors are not read serves too.
+    `quantization` stands in place of what the checkpoint says of it.
 
     Raises InputError for an unknown family, activation, routing or quantisation.
     """
@@ -151,7 +152,7 @@ def read_model(folder: Folder, tensors: Iterable[str] = (), quantization: Quanti
     if not layers:
         raise config.refuse("no layer has experts", "an MoE layer is needed", "choose another checkpoint")
     renormalise, source = _renormalise(config, family)
-    modules = _expert_modules(tensors) or [
+    modules = _expert_modules(tensors or ()) or [
         f"model.layers.{layer}.{family.block}.experts.{expert}.{projection}"
         for layer in layers
         for expert in range(num_experts)
@@ -170,7 +171,7 @@ def read_model(folder: Folder, tensors: Iterable[str] = (), quantization: Quanti
         source,
         config.epsilon("rms_norm_eps", family.norm_eps),
         str(config.text.get("torch_dtype") or config.text.get("dtype") or config.whole.get("torch_dtype")),
-        quantization or _quantization(folder, config, modules),
+        quantization or _quantization(folder, config, modules, tensors=tensors is not None),
     )
 
 
@@ -235,7 +236,7 @@ def _moe_layers(config: _Config, family: Family, num_layers: int) -> tuple[int, 
             return tuple(every)
 
 
-def _quantization(folder: Folder, config: _Config, modules: Sequence[str]) -> Quantization:
+def _quantization(folder: Folder, config: _Config, modules: Sequence[str], *, tensors: bool) -> Quantization:
     settings, name = config.whole.get("quantization_config") or config.text.get("quantization_config"), CONFIG
     if settings is None and "quant_config.json" in folder.files:  # AutoAWQ before it wrote into config.json
         name = "quant_config.json"
@@ -248,4 +249,4 @@ def _quantization(folder: Folder, config: _Config, modules: Sequence[str]) -> Qu
     def refuse(what: str, limit: str, way_out: str = "choose a checkpoint quantised that way") -> InputError:
         return _refuse(folder, name, f"quantization_config: {what}", limit, way_out)
 
-    return read_quantization(settings, modules, refuse)
+    return read_quantization(settings, modules, refuse, tensors=tensors)

@@ -11,7 +11,7 @@ out (`-:`) or stored otherwise. AutoRound writes AWQ's packing as packing_format
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -30,13 +30,15 @@ _DECODER_LAYER = re.compile(rf"{DECODER_PREFIX.pattern}(?=layers\.)")
 _STORED_TOGETHER = re.compile(r"\.experts\.(?P<expert>(?:\d+\.)?)(?P<name>gate_up_proj|(?<=experts\.)\w+)$")
 
 Refuse = Callable[..., InputError]
+_OTHER = "choose a checkpoint quantised that way"
 
 
 class Container(StrEnum):
-    """How packed tensors are stored."""
+    """How packed tensors are stored. Of GPTQ's the settings are read and no tensors."""
 
     AWQ = "awq"
     COMPRESSED = "compressed-tensors"
+    GPTQ = "gptq"
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,11 @@ def _targets(groups: Iterable[Group]) -> str:
     return ", ".join(t for g in groups for t in g.targets.entries)
 
 
-def read_quantization(settings: Mapping[str, Any], modules: Sequence[str], refuse: Refuse) -> Quantization:
-    """How the experts' Linears `modules` are quantised, by `quantization_config`.
+def read_quantization(
+    settings: Mapping[str, Any], modules: Sequence[str], refuse: Refuse, *, tensors: bool = True
+) -> Quantization:
+    """How the experts' Linears `modules` are quantised, by `quantization_config`. `tensors`: they are to be read, which
+    leaves out GPTQ's.
 
     `refuse` makes the error that names the file. Raises InputError for a method or scheme that is not read, and if the
     experts have several schemes or none.
@@ -177,6 +182,8 @@ def read_quantization(settings: Mapping[str, Any], modules: Sequence[str], refus
             return _autoround(settings, modules, refuse)
         case "compressed-tensors":
             return _compressed(settings, modules, refuse)
+        case "gptq" | "gptq_marlin" if not tensors:
+            return _gptq(settings, modules, refuse)
         case method:
             raise refuse(f"quant_method {method!r}", "awq, auto-round and compressed-tensors are read")
 
@@ -265,14 +272,35 @@ def _awq(settings: Mapping[str, Any], modules: Sequence[str], refuse: Refuse) ->
     key = "modules_to_not_convert"
     # Entries are paths, never patterns, so one that begins with `re:` names nothing.
     skipped = tuple(e for e in _names(settings.get(key), key, refuse) if not e.startswith(PATTERN))
-    groups = []
+    groups = [*_dynamic(settings, lambda change: _awq_scheme({**base, **change}, refuse), refuse)]
+    groups.append(Group("every Linear", Names(CLASSES), _awq_scheme(base, refuse)))
+    return _settled(Container.AWQ, key, Names(skipped), groups, modules, refuse)
+
+
+def _dynamic(
+    settings: Mapping[str, Any], scheme: Callable[[Mapping[str, Any]], Scheme | Unread | None], refuse: Refuse
+) -> Iterator[Group]:
+    """The Linears that GPTQModel's `dynamic` leaves out (-:) or stores otherwise (+:)."""
     for name, change in _mapping(settings, "dynamic", refuse).items():
         text = name.removeprefix("-:").removeprefix("+:")
         _pattern(text, f"dynamic entry {name!r}", refuse)
-        scheme = None if name.startswith("-:") else _awq_scheme({**base, **change}, refuse)
-        groups.append(Group(f"dynamic {name!r}", Names((PATTERN + text,)), scheme))
-    groups.append(Group("every Linear", Names(CLASSES), _awq_scheme(base, refuse)))
-    return _settled(Container.AWQ, key, Names(skipped), groups, modules, refuse)
+        yield Group(f"dynamic {name!r}", Names((PATTERN + text,)), None if name.startswith("-:") else scheme(change))
+
+
+def _gptq(settings: Mapping[str, Any], modules: Sequence[str], refuse: Refuse) -> Quantization:
+    base = {name: settings.get(name) for name in ("bits", "group_size")}
+    base["sym"], base["desc_act"] = _flag(settings, "sym", True, refuse), _flag(settings, "desc_act", False, refuse)
+    groups = [*_dynamic(settings, lambda change: _gptq_scheme({**base, **change}, refuse), refuse)]
+    groups.append(Group("every Linear", Names(CLASSES), _gptq_scheme(base, refuse)))
+    return _settled(Container.GPTQ, "dynamic", Names(()), groups, modules, refuse)
+
+
+def _gptq_scheme(settings: Mapping[str, Any], refuse: Refuse) -> Scheme | Unread | None:
+    if settings["sym"] is not True:
+        return Unread("sym false", "vLLM's Marlin takes GPTQ's weights with the fixed zero point alone", _OTHER)
+    if settings["desc_act"] and settings["group_size"] != -1:
+        return Unread("desc_act true", "columns in their own order are modelled", _OTHER)
+    return _awq_scheme({**settings, "zero_point": False}, refuse)
 
 
 def _awq_scheme(settings: Mapping[str, Any], refuse: Refuse) -> Scheme | Unread | None:
@@ -280,7 +308,7 @@ def _awq_scheme(settings: Mapping[str, Any], refuse: Refuse) -> Scheme | Unread 
     if isinstance(bits, int) and bits >= UNQUANTISED_BITS:
         return None
     if bits != 4 or isinstance(bits, bool):
-        return Unread(f"bits {bits!r}", "4-bit weights are read", "choose a checkpoint quantised that way")
+        return Unread(f"bits {bits!r}", "4-bit weights are read", _OTHER)
     return Scheme(_group_size(settings["group_size"], refuse), settings["zero_point"])
 
 
@@ -328,7 +356,7 @@ def _compressed(settings: Mapping[str, Any], modules: Sequence[str], refuse: Ref
 
 def _compressed_scheme(group: Mapping[str, Any], settings: Mapping[str, Any], refuse: Refuse) -> Scheme | Unread | None:
     """The scheme of one group; what is not read is refused only if an expert has it."""
-    other = "choose a checkpoint quantised that way"
+    other = _OTHER
     weights = group.get("weights")
     if weights is None:
         return None

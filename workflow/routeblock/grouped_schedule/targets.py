@@ -15,6 +15,7 @@ from routeblock.grouped_schedule.tables import TABLES
 from routeblock.target import Given, Target, from_tables
 
 CATEGORY = "Study B: grouped schedules"
+PROTOCOL = "fixtures/protocols/grouped_schedule.json"
 PUBLISHED = "fixtures/published/grouped_schedule.json"
 RESULTS = "results/grouped_schedule"
 FILES = STUDY.files
@@ -81,11 +82,20 @@ def other_files(config: Config) -> list[str]:
     return [*judged, *(f"{folder}/{name}" for folder in other_records(lanes) for name in FILES)]
 
 
+def other_bundled(config: Config) -> list[str]:
+    """What a download has of these recordings beside `other_files`: protocols, ratios, seals."""
+    lanes = others(config)
+    found = [RECORDINGS[lane].protocol for lane in lanes]
+    found += [f"{RESULTS}/{lane}/statistics/ratios.parquet" for lane in lanes]
+    found += [f"{RESULTS}/{lane}/{name}/{name}.manifest.json" for lane in lanes for name in _JUDGED]
+    return found + [f"{folder}/recorded.manifest.json" for folder in other_records(lanes)]
+
+
 def counter_files(config: Config) -> list[str]:
-    """The committed counters, their list of contents and their protocol, where recorded evidence is asked for."""
+    """The committed counters, their list of contents and their protocols, where recorded evidence is asked for."""
     if not others(config):
         return []
-    return [*(f"{COUNTERS}/{name}" for name in ("counters.json", "contents.json")), COUNTERS_PROTOCOL]
+    return [*(f"{COUNTERS}/{name}" for name in ("counters.json", "contents.json")), COUNTERS_PROTOCOL, PROTOCOL]
 
 
 def edited(config: Config) -> list[str]:
@@ -153,7 +163,7 @@ def sanitizers(config: Config) -> list[str]:
 def bundled(config: Config) -> list[str]:
     """What the download holds."""
     tables = [f"results/tables/{name}.{suffix}" for name in TABLES for suffix in ("parquet", "csv", "md")]
-    given = ["fixtures/protocols/grouped_schedule.json", "fixtures/published/grouped_schedule.json"]
+    given = [PROTOCOL, PUBLISHED]
     given += [RECORDINGS[lane].protocol for lane in others(config)]
     made = [*records(config), f"{RESULTS}/statistics", f"{RESULTS}/validation"]
     made += [*other_records(others(config)), *(f"{RESULTS}/{lane}/{x}" for lane in others(config) for x in _JUDGED)]

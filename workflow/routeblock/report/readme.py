@@ -173,13 +173,13 @@ def _counters(rows: Rows, timed: Rows) -> Iterator[str]:
         if mine:
             yield f"- Counters {said}: a call of band32 reads {read} from DRAM ({change} against job-major)."
     for r in rows:
-        change, spent = float(r["dram_read_change_percent"]), float(r["time_change_percent"])
-        if r["kind"] == "l2_ratio" and change < 0 <= spent:
+        fall, spent = float(r["dram_read_change_percent"]), float(r["time_change_percent"])
+        if r["kind"] == "l2_ratio" and fall < 0 <= spent:
             at = ("l2_ratio", "inclusive", r["schedule"], r["slots"])
             names = ("campaign", "scope", "schedule", "slots")
             of = [t for t in timed if tuple(t[n] for n in names) == at and t["lane"] != "cpu"]
             yield (
-                f"- Against it: {r['schedule']} at {r['slots']} slots read {change:+.0f}%, and its one replay beside "
+                f"- Against it: {r['schedule']} at {r['slots']} slots read {fall:+.0f}%, and its one replay beside "
                 f"the counters, which has no interval, took {spent:+.1f}%. Timed: "
                 f"{'; '.join(f'{_where(t)}: {_change(t)}' for t in of)}."
             )

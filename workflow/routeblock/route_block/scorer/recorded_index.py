@@ -60,6 +60,15 @@ def check_recorded(study: Study, runs: Path, names: list[str]) -> None:
             raise _other(study, path)
 
 
+def index_files(study: Study) -> list[Path]:
+    """The files by which runs filed as recorded are known: the index of the evidence, and the lines of their group."""
+    return [study.identity_path.with_name(name) for name in (INDEX, f"{_group(study)}{LINES}")]
+
+
+def _group(study: Study) -> str:
+    return f"{study.prediction.point}.{study.prediction.plan_source}"
+
+
 def _other(study: Study, path: Path) -> InputError:
     return InputError(
         "not the file of the recorded evidence",
@@ -81,7 +90,7 @@ def read_backs(study: Study) -> dict[str, Any]:
 
 
 def _lines(study: Study) -> list[_Line]:
-    path, group = study.identity_path.with_name(INDEX), f"{study.prediction.point}.{study.prediction.plan_source}"
+    path, group = study.identity_path.with_name(INDEX), _group(study)
     try:
         index = _Index.model_validate_json(path.read_bytes())
         if group not in index.groups:

@@ -34,7 +34,7 @@ from routeblock.route_block.scorer.inputs import (
     read_study,
 )
 from routeblock.route_block.scorer.reasons import Finding, Reason
-from routeblock.route_block.scorer.recorded_index import check_recorded, read_backs
+from routeblock.route_block.scorer.recorded_index import check_recorded, index_files, read_backs
 from routeblock.route_block.scorer.relations import CLAIMED_AT, Status, judge_arms, judge_pairs, judge_relations
 
 FORMAT = "routeblock.score.v1"
@@ -230,7 +230,8 @@ def _check_proof(path: Path) -> None:
 def inputs_of(study: Study, plans: Path | None) -> list[Path]:
     """The files that a verdict rests on besides the runs."""
     fixture = [study.fixture_folder / name for name in (FIXTURE, LAYER, INPUTS, PLANS)]
-    return [study.prediction_path, study.identity_path, *fixture, *([plans] if plans else [])]
+    known_by = index_files(study) if study.is_recorded else []
+    return [study.prediction_path, study.identity_path, *known_by, *fixture, *([plans] if plans else [])]
 
 
 def files_of_runs(study: Study, runs: Path, replicates: int) -> list[Path]:
