@@ -172,7 +172,7 @@ def test_kill_while_hashing_leaves_no_manifest(tmp_path: Path, number: int) -> N
     with (root / "large.bin").open("wb") as f:
         f.truncate(64 << 30)  # a hole: takes no disk, and longer to hash than this test waits
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "routeblock", "manifest", str(root), "--out", str(out)]
+    command = [sys.executable, "-m", "routeblock", "checkpoint", "manifest", str(root), "--out", str(out)]
     # A shell's background job ignores SIGINT, and hands that down to every process below it.
     unignored = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=unignored)

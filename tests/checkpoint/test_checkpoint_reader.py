@@ -358,7 +358,7 @@ def test_a_generated_checkpoint_of_every_family_passes(
     ("options", "words"),
     [
         ("--top-k 9 --experts 2", "top-k 9; there are 2 experts"),
-        ("--dtype float32", "dtype 'float32'; float16 or bfloat16"),
+        ("--dtype float32", "'float32' is not one of 'float16', 'bfloat16'"),
         ("--group-size 48", "group size 48; the kernel takes 32, 64, 128"),
         ("--plain-layer 99", "layer 99; layers are 0 to 1"),
         ("--hidden 64 --group-size 32", "hidden 64; a multiple of 128"),

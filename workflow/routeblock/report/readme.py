@@ -109,18 +109,25 @@ def _sentences(read: Callable[[str], Rows]) -> str:
         f"native call at {sum(x > 1 for x in host)} of {len(host)} sizes: where the host is the limit, a price. "
         "Its launches were packed after that record (docs/alignment.md)."
     )
-    for r in read("confirmation"):
-        if r["lane"].startswith("recorded") and r["scope"] == "inclusive":
-            lines.append(f"- Study B, band32 against job-major, {r['slots']} slots, {_where(r)}: {_change(r)}.")
-    lines += [*_few_slots(read("discovery"))]
-    for r in read("beyond_study"):
-        if (r["campaign"], r["schedule"], r["scope"]) == ("l2_ratio", "band32", "inclusive"):
-            lines.append(
-                f"- At a V100's ratio of weights to L2, with more columns (exploratory, no A/A floor), {r['slots']} "
-                f"slots, {_where(r)}: {_change(r)}."
-            )
-    lines += [*_counters(read("schedule_counters"), read("beyond_study"))]
-    return "\n".join([*lines, _fast_paths(read("peers"), read("batch_bits"))])
+    lines.append(_fast_paths(read("peers"), read("batch_bits")))
+    study_b = [*_few_slots(read("discovery")), *_counters(read("schedule_counters"), read("beyond_study"))]
+    return "\n".join([*lines, "", _bands(read("confirmation"), read("beyond_study")), "", *study_b])
+
+
+def _bands(confirmed: Rows, beyond: Rows) -> str:
+    """Study B's band32 against job-major, grouping charged: both kinds of shape, since they have two signs."""
+    ratio = [r for r in beyond if (r["campaign"], r["schedule"]) == ("l2_ratio", "band32")]
+    rows = [
+        [kind, r["slots"], r["lane"], r["device"], _MODES[r["mode"]], _change(r)]
+        for kind, found in (
+            ("the study's, confirmed", confirmed),
+            ("a V100's ratio of weights to L2, with more columns; exploratory, no A/A floor", ratio),
+        )
+        for r in found
+        if r["lane"].startswith("recorded") and r["scope"] == "inclusive"
+    ]
+    headers = ["shapes of study B", "slots", "lane", "device", "mode", "band32 against job-major, grouping charged"]
+    return str(tabulate(rows, headers, tablefmt="github", disable_numparse=True))
 
 
 def _history(rows: Rows) -> Iterator[str]:
