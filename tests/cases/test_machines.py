@@ -148,6 +148,7 @@ GONE = 128 + signal.SIGPIPE
         (["checkpoint", "--help"], "| true", GONE),
         (["checkpoint", "check", "CHECKPOINT/absent"], "2>&1 | true", 2),
         (["checkpoint", "check", "CHECKPOINT/absent"], "2>&-", 2),
+        (["checkpoint", "check", "CHECKPOINT/absent"], "2>/dev/full", 2),
     ],
 )
 def test_a_reader_that_left_is_no_finding(

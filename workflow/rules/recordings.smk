@@ -22,8 +22,6 @@ rule other_recorded:
         ),
     log:
         "results/logs/grouped_schedule/{recording}/{kind}.log",
-    wildcard_constraints:
-        recording="|".join(grouped.RECORDINGS),
     # No param: how many threads verify it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
@@ -47,8 +45,6 @@ rule other_statistics:
         manifest="results/grouped_schedule/{recording}/statistics/statistics.manifest.json",
     log:
         "results/logs/grouped_schedule/{recording}/statistics.log",
-    wildcard_constraints:
-        recording="|".join(grouped.RECORDINGS),
     params:
         out=subpath(output.statistics, parent=True),
         code=code("routeblock.grouped_schedule.statistics"),
@@ -72,8 +68,6 @@ rule other_validation:
         manifest="results/grouped_schedule/{recording}/validation/validation.manifest.json",
     log:
         "results/logs/grouped_schedule/{recording}/validation.log",
-    wildcard_constraints:
-        recording="|".join(grouped.RECORDINGS),
     params:
         out=subpath(output.validation, parent=True),
         code=code("routeblock.grouped_schedule.study", "routeblock.timing.validation"),

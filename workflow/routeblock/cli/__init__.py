@@ -179,7 +179,7 @@ def _unusable(error: OSError) -> InputError:
 def _refuse(line: str) -> int:
     try:
         print(line, file=sys.stderr, flush=True)
-    except BrokenPipeError:
+    except OSError:  # nobody reads it, or the disk that it goes to is full
         _silence(sys.stderr)
     return 2
 
