@@ -120,7 +120,7 @@ def _bands(confirmed: Rows, beyond: Rows) -> str:
     rows = [
         [kind, r["slots"], r["lane"], r["device"], _MODES[r["mode"]], _change(r)]
         for kind, found in (
-            ("the study's, confirmed", confirmed),
+            ("the study's", confirmed),
             ("a V100's ratio of weights to L2, with more columns; exploratory, no A/A floor", ratio),
         )
         for r in found
