@@ -62,7 +62,7 @@ lock: .venv/dev.stamp
 
 # Also after a power cut or kill -9: the jobs that were left are waited for, and what they did not finish is made again.
 study: setup
-	@$(BIN)/routeblock check-config
+	@$(BIN)/routeblock workflow check-config
 	@$(BIN)/routeblock recover results
 	@$(SNAKEMAKE) --cores $(CORES)
 

@@ -21,7 +21,9 @@ DISK_IS_FULL = (
     "routeblock: No space left on device; a disk with space that takes the output is needed;"
     " free space or choose another place\n"
 )
-COMMANDS = sorted(typer.main.get_group(cli.app).commands)
+GROUPS = {"": typer.main.get_group(cli.app).commands}
+GROUPS |= {name: group.commands for name, group in GROUPS[""].items() if hasattr(group, "commands")}
+COMMANDS = [[*group.split(), name] for group, commands in GROUPS.items() for name in commands]
 
 
 def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -50,7 +52,7 @@ def results(tmp_path: Path) -> Path:
 def test_help_of_every_command_loads_no_heavy_module() -> None:
     script = (
         "import sys; from routeblock.cli import main\n"
-        f"for c in {COMMANDS!r}: assert main([c, '--help']) == 0\n"
+        f"for c in {COMMANDS!r}: assert main([*c, '--help']) == 0\n"
         "heavy = {'numba', 'pandas', 'numpy', 'scipy', 'rich', 'snakemake'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
@@ -59,8 +61,7 @@ def test_help_of_every_command_loads_no_heavy_module() -> None:
 
 
 def test_every_command_says_what_it_does() -> None:
-    for command in typer.main.get_group(cli.app).commands.values():
-        assert command.help
+    assert all(command.help for commands in GROUPS.values() for command in commands.values())
 
 
 def test_verify_holds(results: Path) -> None:
@@ -103,10 +104,10 @@ def test_repair_then_verify_holds_no_edit(results: Path) -> None:
         ["verify"],
         ["verify", "--nope", "results"],
         ["verify", "/nowhere"],
-        ["generate", "/nowhere"],
-        ["environment", "--out"],
-        ["environment", "--out", "/dev/null/x"],
-        ["environment", "--out", "results/environment", "--pins", "/nowhere"],
+        ["workflow", "generate", "/nowhere"],
+        ["workflow", "environment", "--out"],
+        ["workflow", "environment", "--out", "/dev/null/x"],
+        ["workflow", "environment", "--out", "results/environment", "--pins", "/nowhere"],
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(arguments: list[str]) -> None:
@@ -140,7 +141,7 @@ def test_a_terminated_process_leaves_no_half_written_file(tmp_path: Path) -> Non
         "def stuck(self, target):\n"
         "    print(self.stat().st_size > 0, flush=True); time.sleep(60)\n"
         "Path.replace = stuck\n"
-        f"sys.exit(cli.main(['environment', '--out', sys.argv[1], '--pins', '{ROOT}/envs/base.txt']))"
+        f"sys.exit(cli.main(['workflow', 'environment', '--out', sys.argv[1], '--pins', '{ROOT}/envs/base.txt']))"
     )
     process = subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"True\n"
@@ -156,7 +157,9 @@ def test_a_path_that_the_system_refuses_is_told_with_the_way_out(tmp_path: Path)
     source = tmp_path / "s"
     source.mkdir()
     for readme in ("nope", "loop", "file/x", "s"):
-        done = run("grouped-bundle", "--source", "s", "--readme", readme, "--out", "o", cwd=tmp_path, env=ENVIRONMENT)
+        done = run(
+            "study-b", "bundle", "--source", "s", "--readme", readme, "--out", "o", cwd=tmp_path, env=ENVIRONMENT
+        )
         assert (done.returncode, done.stdout) == (2, ""), readme
         assert done.stderr.startswith(f"{readme}: ") and done.stderr.count("; ") == 2 and done.stderr.count("\n") == 1
     assert not (tmp_path / "o").exists()
@@ -183,7 +186,7 @@ def test_a_file_that_ends_early_or_is_no_text_is_one_line(
         raise error
 
     monkeypatch.setattr("routeblock.environment.write", stop)
-    assert cli.main(["environment", "--out", "nowhere"]) == 2
+    assert cli.main(["workflow", "environment", "--out", "nowhere"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.count("; ") == 2
 
@@ -192,10 +195,10 @@ def test_a_file_that_ends_early_or_is_no_text_is_one_line(
 def test_settings_are_checked_before_the_workflow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
 ) -> None:
-    assert cli.main(["check-config", str(ROOT / "config.yaml")]) == 0
+    assert cli.main(["workflow", "check-config", str(ROOT / "config.yaml")]) == 0
     settings = tmp_path if content is None else tmp_path / "config.yaml"
     if content is not None:
         settings.write_bytes(content)
-    assert cli.main(["check-config", str(settings)]) == 2
+    assert cli.main(["workflow", "check-config", str(settings)]) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith(str(settings)) and told.err.count("\n") == 1

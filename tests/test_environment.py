@@ -38,7 +38,7 @@ def test_pins_that_cannot_be_read_are_one_line(
     pins, out = tmp_path / "pins.txt", tmp_path / "out"
     if content is not None:
         pins.write_bytes(content)
-    assert main(["environment", "--pins", str(pins), "--out", str(out)]) == 2
+    assert main(["workflow", "environment", "--pins", str(pins), "--out", str(out)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{pins}: cannot be read: ") and line.endswith("; name one with --pins")
     assert not out.exists()

@@ -68,7 +68,7 @@ def test_a_missing_column_is_one_line_and_leaves_nothing(
 ) -> None:
     out = tmp_path / "out"
     for name in ("confirmation", "discovery", "alignment_cost", "trajectories"):
-        assert main(["figure", name, "--from", str(table), "--out", str(out)]) == 2
+        assert main(["workflow", "figure", name, "--from", str(table), "--out", str(out)]) == 2
         told = capsys.readouterr().err
         assert told.count("\n") == 1 and "it has no column" in told and str(table) in told
     assert not out.exists()

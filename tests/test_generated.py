@@ -15,7 +15,7 @@ def test_the_committed_files_are_those_that_the_code_gives() -> None:
     folders = [ROOT / generated.SCHEMAS, ROOT / generated.CAPTIONS]
     paths = [ROOT / generated.README, *(path for folder in folders for path in folder.iterdir())]
     committed = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
-    assert committed == wanted, "run `routeblock generate`"
+    assert committed == wanted, "run `routeblock workflow generate`"
 
 
 def test_every_table_and_figure_has_a_question_and_a_caption() -> None:

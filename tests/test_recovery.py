@@ -89,5 +89,5 @@ def test_make_recovers_before_anything_else(target: str) -> None:
     command = ["make", "--dry-run", "--no-print-directory", "setup=", target]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     ours = [line for line in done.stdout.splitlines() if "routeblock " in line or "routeblock.workflow_run " in line]
-    ours = [line for line in ours if not line.endswith("routeblock check-config")]
+    ours = [line for line in ours if not line.endswith("routeblock workflow check-config")]
     assert ours[0].endswith("routeblock recover results") and "--profile" in ours[-2 if target == "repair" else -1]

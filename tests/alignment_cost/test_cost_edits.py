@@ -82,7 +82,7 @@ def test_the_validation_refuses_an_edit_of_files_for_the_declared_reason(
 def test_edits_are_judged_as_declared_and_a_wrong_declaration_is_found(
     folder: Path, protocol: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = ["mutate-alignment", "--record", str(folder), "--protocol", str(protocol)]
+    common = ["alignment", "mutate", "--record", str(folder), "--protocol", str(protocol)]
     out = tmp_path / "mutations"
     assert main([*common, "--declared", str(DECLARED), "--out", str(out)]) == 0
     assert f"{len(ENTRIES)} copies judged as declared" in capsys.readouterr().out
@@ -182,7 +182,7 @@ def test_the_committed_record_is_not_restored_after_an_edit(
     assert pq.read_schema(folder / BATCHES).equals(schema)
     (folder / "run.json").write_bytes(canonical_json(copy.run))
     listed_anew(folder)
-    command = ["recorded-alignment", "--source", str(folder), "--protocol", str(COMMITTED), "--out", str(out)]
+    command = ["alignment", "recorded", "--source", str(folder), "--protocol", str(COMMITTED), "--out", str(out)]
     assert main(command) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines and all(f": {entry.reasons[0]}: " in line for line in lines) and not out.exists()

@@ -170,7 +170,7 @@ def test_an_edited_record_is_not_restored(
 ) -> None:
     folder, out = copied(tmp_path), tmp_path / "out"
     edit(folder, change, list_too=list_too)
-    command = ["recorded-alignment", "--source", str(folder), "--protocol", str(COMMITTED), "--out", str(out)]
+    command = ["alignment", "recorded", "--source", str(folder), "--protocol", str(COMMITTED), "--out", str(out)]
     assert main(command) == 1
     assert words in capsys.readouterr().out and not out.exists()
 

@@ -49,7 +49,7 @@ def without_gpu(patch: pytest.MonkeyPatch) -> None:
         patch.setitem(sys.modules, module.__name__, module)
 
 
-@pytest.mark.parametrize("command", ["alignment-exactness", "record-alignment"])
+@pytest.mark.parametrize("command", ["alignment exactness", "alignment record"])
 @pytest.mark.parametrize(
     ("lacks", "words"),
     [
@@ -73,7 +73,7 @@ def test_a_machine_that_cannot_record_is_told_what_it_lacks(
     lacks(monkeypatch)
     out.mkdir()
     (out / RUN).write_text("an earlier record")
-    line = refused(capsys, command, "--out", str(out))
+    line = refused(capsys, *command.split(), "--out", str(out))
     assert words in line and line.startswith(f"{command}: ")
     assert [p.name for p in out.iterdir()] == [RUN]
 
@@ -83,7 +83,7 @@ def test_no_extension_is_told_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(COMMITTED.parents[2])
     monkeypatch.setenv("ROUTEBLOCK_EXTENSION", str(tmp_path / "gone.so"))
-    assert "no MoE extension of vLLM" in refused(capsys, "record-alignment", "--out", str(tmp_path / "out"))
+    assert "no MoE extension of vLLM" in refused(capsys, "alignment", "record", "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -94,9 +94,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     protocol = protocol_file(base)
     folder = record_folder(base / "record", protocol)
     common = ["--record", str(folder), "--protocol", str(protocol)]
-    assert main(["alignment-statistics", *common, "--out", str(base / "statistics")]) == 0
+    assert main(["alignment", "statistics", *common, "--out", str(base / "statistics")]) == 0
     statistics = str(base / "statistics/statistics.json")
-    assert main(["validate-alignment", *common, "--statistics", statistics, "--out", str(base / "validation")]) == 0
+    assert main(["alignment", "validate", *common, "--statistics", statistics, "--out", str(base / "validation")]) == 0
     (base / "none.json").write_text("{}")
     (base / "list.json").write_text("[]")
     return {
@@ -112,11 +112,11 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 # Every option of every command that reads something.
 COMMANDS = {
-    "recorded-alignment": ("source", "protocol"),
-    "alignment-statistics": ("record", "protocol"),
-    "validate-alignment": ("record", "statistics", "protocol"),
-    "mutate-alignment": ("record", "protocol", "declared"),
-    "alignment-table alignment_cost": ("record", "statistics", "validation"),
+    "alignment recorded": ("source", "protocol"),
+    "alignment statistics": ("record", "protocol"),
+    "alignment validate": ("record", "statistics", "protocol"),
+    "alignment mutate": ("record", "protocol", "declared"),
+    "alignment table alignment_cost": ("record", "statistics", "validation"),
 }
 
 
@@ -136,7 +136,7 @@ def test_an_input_that_is_missing_or_something_else_is_told(
 
 
 @pytest.mark.parametrize("name", STUDY.files)
-@pytest.mark.parametrize("command", ["alignment-statistics", "validate-alignment", "alignment-table alignment_checks"])
+@pytest.mark.parametrize("command", ["alignment statistics", "alignment validate", "alignment table alignment_checks"])
 def test_a_record_with_a_malformed_file_is_told(
     sound: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_record_with_a_malformed_file_is_told(
         (folder / path.name).write_bytes(path.read_bytes())
     (folder / name).write_text('{"checks": [{}], "tools": [3]}')
     options = {n: str(p) for n, p in (sound | {"record": folder}).items() if n in COMMANDS.get(command, ())}
-    if command.startswith("alignment-table"):
+    if command.startswith("alignment table"):
         options = {n: str(sound[n]) for n in ("statistics", "validation")} | {"record": str(folder)}
     command_line = [*command.split(), *(part for n, p in options.items() for part in (f"--{n}", p))]
     assert str(folder) in refused(capsys, *command_line, "--out", str(tmp_path / "out"))
@@ -164,9 +164,9 @@ def test_empty_cells_are_no_batches(sound: dict[str, Path], tmp_path: Path, caps
     pq.write_table(pa.Table.from_pylist(rows, schema=loose), folder / BATCHES)
     common = ["--record", str(folder), "--protocol", str(sound["protocol"]), "--out", str(tmp_path / "out")]
     assert "empty cells in column tokens" in refused(
-        capsys, "validate-alignment", *common, "--statistics", str(sound["statistics"])
+        capsys, "alignment", "validate", *common, "--statistics", str(sound["statistics"])
     )
-    refused(capsys, "alignment-statistics", *common)
+    refused(capsys, "alignment", "statistics", *common)
 
 
 @pytest.mark.parametrize(
@@ -196,23 +196,24 @@ def test_a_protocol_out_of_range_is_told(
     part[place[-1]] = value
     path = tmp_path / "protocol.json"
     path.write_text(json.dumps(told))
-    command = ["alignment-statistics", "--record", str(sound["record"]), "--protocol", str(path)]
+    command = ["alignment", "statistics", "--record", str(sound["record"]), "--protocol", str(path)]
     assert words in refused(capsys, *command, "--out", str(tmp_path / "out"))
 
 
 def test_a_table_that_does_not_exist_is_told(
     sound: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [part for n in COMMANDS["alignment-table alignment_cost"] for part in (f"--{n}", str(sound[n]))]
-    assert "no table is called 'costs'" in refused(capsys, "alignment-table", "costs", *options, "--out", str(tmp_path))
+    options = [part for n in COMMANDS["alignment table alignment_cost"] for part in (f"--{n}", str(sound[n]))]
+    line = refused(capsys, "alignment", "table", "costs", *options, "--out", str(tmp_path))
+    assert "no table is called 'costs'" in line
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ["fixture", "--name", "published_geometry", "--out", "x"],
-        ["random-plans", "--fixture", "x", "--lane", "twin-hopper", "--out", "x"],
-        ["generate-checkpoint", "x"],
+        ["study-a", "fixture", "--name", "published_geometry", "--out", "x"],
+        ["study-a", "random-plans", "--fixture", "x", "--lane", "twin-hopper", "--out", "x"],
+        ["checkpoint", "generate", "x"],
     ],
 )
 @pytest.mark.parametrize("seed", [2**63, 2**64, 10**40, -1])
@@ -228,5 +229,5 @@ def test_a_document_nested_too_deep(
     deep.write_text("[" * 100_000)
     given = {name: sound[name] for name in ("record", "statistics", "protocol")} | {option: deep}
     options = [word for name, path in given.items() for word in (f"--{name}", str(path))]
-    assert refused(capsys, "validate-alignment", *options, "--out", str(tmp_path / "out")).startswith(f"{deep}: ")
+    assert refused(capsys, "alignment", "validate", *options, "--out", str(tmp_path / "out")).startswith(f"{deep}: ")
     assert not (tmp_path / "out").exists()

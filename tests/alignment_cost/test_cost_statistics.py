@@ -207,14 +207,14 @@ def test_the_commands_exit_as_they_should(
 ) -> None:
     out = tmp_path / "out"
     common = ["--record", str(folder), "--protocol", str(protocol)]
-    assert main(["alignment-statistics", *common, "--out", str(out)]) == 0
+    assert main(["alignment", "statistics", *common, "--out", str(out)]) == 0
     made = ["--statistics", str(out / "statistics.json"), "--out", str(tmp_path / "valid")]
-    assert main(["validate-alignment", *common, *made]) == 0
+    assert main(["alignment", "validate", *common, *made]) == 0
     assert "33 comparisons recounted" in capsys.readouterr().out
     (out / "statistics.json").write_text((out / "statistics.json").read_text().replace("non-inferior", "inferior"))
-    assert main(["validate-alignment", *common, *made]) == 1
+    assert main(["alignment", "validate", *common, *made]) == 1
     (folder / BATCHES).unlink()
-    assert main(["validate-alignment", *common, *made]) == 2
+    assert main(["alignment", "validate", *common, *made]) == 2
     assert "batches.parquet: no table of batches" in capsys.readouterr().err
 
 

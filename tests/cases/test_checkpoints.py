@@ -56,8 +56,8 @@ def packed_bits(root: Path, spec: Spec, layer: int) -> bool:
 
 
 def refused(root: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What `routeblock checkpoint` says on stderr when it refuses a checkpoint for layer 1."""
-    assert main(["checkpoint", str(root), "--layer", "1", *arguments]) == 2
+    """What `routeblock checkpoint check` says on stderr when it refuses a checkpoint for layer 1."""
+    assert main(["checkpoint", "check", str(root), "--layer", "1", *arguments]) == 2
     said = capsys.readouterr().err
     assert "download" not in said.replace("an unfinished download", "").replace("finish the download", "")
     return said
@@ -226,7 +226,7 @@ def test_a_checkpoint_is_read_as_its_writer_means_it(
     spec, change, layers = READ[name]
     root = generate(tmp_path / "c", spec)
     change(root)
-    assert main(["checkpoint", str(root)]) == 0, capsys.readouterr().err
+    assert main(["checkpoint", "check", str(root)]) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
     for layer, packed in layers.items():
         if packed:
@@ -421,7 +421,7 @@ def fixture_says(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     """The line with which `checkpoint-fixture` refuses layer 1."""
     write_manifest(open_folder(root), tmp_path / "m", 1)
     out, files = tmp_path / "out" / "fixture", tmp_path / "m" / "files.json"
-    command = ["checkpoint-fixture", str(root), "--manifest", str(files), "--layer", "1", "--out", str(out)]
+    command = ["checkpoint", "fixture", str(root), "--manifest", str(files), "--layer", "1", "--out", str(out)]
     assert main([*command, *(more or ["--token-ids", "1,2,3,4"])]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert not out.exists()
@@ -463,7 +463,7 @@ def test_an_expert_without_all_its_data_is_named(
 def test_an_expert_whose_scales_are_equal_is_read(tmp_path: Path) -> None:
     root = generate(tmp_path / "c", SMALL)
     fill(root, ONE + "scales", lambda b: b[:2] * (len(b) // 2))
-    assert main(["checkpoint", str(root), "--layer", "1"]) == 0
+    assert main(["checkpoint", "check", str(root), "--layer", "1"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -516,7 +516,7 @@ def test_a_tensor_that_the_index_does_not_name_is_found_in_any_shard(tmp_path: P
     write_shard(here, {n: t for n, t in tensors.items() if n != name})
     write_shard(root / "extra.safetensors", {name: tensors[name], "z": ("F16", [1], b"\0\0")})
     edit(root / INDEX, lambda i: (i["weight_map"].pop(name), i["weight_map"].update(z="extra.safetensors")))
-    assert main(["checkpoint", str(root)]) == main(["checkpoint", str(root), "--layer", "1"]) == 0
+    assert main(["checkpoint", "check", str(root)]) == main(["checkpoint", "check", str(root), "--layer", "1"]) == 0
     assert packed_bits(root, SMALL, 1)
 
 
@@ -575,7 +575,7 @@ def test_files_that_a_file_manager_left_are_no_part_of_a_checkpoint(tmp_path: Pa
         (root / name).write_bytes(b"\0\5\x16\7" + bytes(60))
     (root / "original").mkdir()
     (root / "original" / "._consolidated.safetensors").write_bytes(b"x")
-    assert main(["checkpoint", str(root), "--layer", "1"]) == 0
+    assert main(["checkpoint", "check", str(root), "--layer", "1"]) == 0
     assert packed_bits(root, SMALL, 1)
     again, _ = write_manifest(open_folder(root), tmp_path / "littered", 1)
     assert again.read_bytes() == files.read_bytes()
@@ -588,7 +588,7 @@ def test_original_weights_beside_numbered_shards_are_not_taken_for_shards(tmp_pa
     (root / "original").mkdir()
     for name in ("consolidated.safetensors", "original/consolidated.safetensors"):
         save_file(names, root / name)
-    assert main(["checkpoint", str(root), "--layer", "1"]) == 0
+    assert main(["checkpoint", "check", str(root), "--layer", "1"]) == 0
     assert packed_bits(root, SMALL, 1)
 
 
@@ -626,7 +626,7 @@ def test_top_k_weights_sum_to_one_where_the_family_makes_them(
     inputs = stand_in_inputs(checkpoint, read_layer(checkpoint, 1), token_ids=[1, 2, 3, 4, 5])
     sums = inputs.topk_weights.sum(axis=1)
     assert (np.abs(sums - 1) < 1e-6).all() == divided
-    assert main(["checkpoint", str(root)]) == 0
+    assert main(["checkpoint", "check", str(root)]) == 0
     assert f"weights {'' if divided else 'not '}divided by their sum" in capsys.readouterr().out
 
 
@@ -765,7 +765,7 @@ def test_padded_and_repeated_routes_are_refused_by_row_and_slot(
     }
     save_file(tensors, captured)
     out = tmp_path / "out" / "fixture"
-    command = ["checkpoint-fixture", str(root), "--manifest", str(tmp_path / "m" / "files.json"), "--layer", "1"]
+    command = ["checkpoint", "fixture", str(root), "--manifest", str(tmp_path / "m" / "files.json"), "--layer", "1"]
     assert main([*command, "--captured", str(captured), "--out", str(out)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"{captured}: {words}" + line[len(f"{captured}: {words}") :]

@@ -89,9 +89,9 @@ def command(*arguments: str, environment: dict[str, str] | None = None) -> subpr
 @pytest.mark.parametrize("environment", [{}, {"HOME": NOWHERE}, {"HOME": NOWHERE, "TMPDIR": NOWHERE}])
 def test_commands_need_no_home(tmp_path: Path, environment: dict[str, str]) -> None:
     root = generate(tmp_path / "c", SMALL)
-    done = command("checkpoint", str(root), "--layer", "0", environment=environment)
+    done = command("checkpoint", "check", str(root), "--layer", "0", environment=environment)
     assert (done.returncode, done.stderr) == (0, "")
-    done = command("manifest", str(root), "--out", str(tmp_path / "m"), environment=environment)
+    done = command("checkpoint", "manifest", str(root), "--out", str(tmp_path / "m"), environment=environment)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -140,14 +140,15 @@ GONE = 128 + signal.SIGPIPE
 @pytest.mark.parametrize(
     ("arguments", "streams", "code"),
     [
-        (["checkpoint", "CHECKPOINT"], ">&-", 0),
-        (["checkpoint", "CHECKPOINT"], ">&- 2>&-", 0),
-        (["checkpoint", "CHECKPOINT"], "| true", GONE),
-        (["checkpoint", "CHECKPOINT"], "2>&1 | true", GONE),
+        (["checkpoint", "check", "CHECKPOINT"], ">&-", 0),
+        (["checkpoint", "check", "CHECKPOINT"], ">&- 2>&-", 0),
+        (["checkpoint", "check", "CHECKPOINT"], "| true", GONE),
+        (["checkpoint", "check", "CHECKPOINT"], "2>&1 | true", GONE),
         (["--help"], "| true", GONE),
         (["checkpoint", "--help"], "| true", GONE),
-        (["checkpoint", "CHECKPOINT/absent"], "2>&1 | true", 2),
-        (["checkpoint", "CHECKPOINT/absent"], "2>&-", 2),
+        (["checkpoint", "check", "CHECKPOINT/absent"], "2>&1 | true", 2),
+        (["checkpoint", "check", "CHECKPOINT/absent"], "2>&-", 2),
+        (["checkpoint", "check", "CHECKPOINT/absent"], "2>/dev/full", 2),
     ],
 )
 def test_a_reader_that_left_is_no_finding(

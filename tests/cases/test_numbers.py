@@ -99,7 +99,7 @@ def test_a_fixture_whose_w13_leaves_float16_is_refused_where_the_twin_looks(
         "topk_weights": np.full((3, 2), 0.5, np.float32),
     }
     save_file(inputs, tmp_path / "captured.safetensors")
-    command = ["checkpoint-fixture", str(root), "--manifest", str(tmp_path / "m" / "files.json"), "--layer", "0"]
+    command = ["checkpoint", "fixture", str(root), "--manifest", str(tmp_path / "m" / "files.json"), "--layer", "0"]
     command += ["--captured", str(tmp_path / "captured.safetensors"), "--out", str(tmp_path / "f")]
     code = main([*command, *(["--confirm"] if confirm else [])])
     said = capsys.readouterr().err

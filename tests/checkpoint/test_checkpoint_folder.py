@@ -143,7 +143,7 @@ def test_changed_missing_and_new_files_are_each_named(tmp_path: Path, capsys: py
     }.items():
         assert any(f"{name}: {words}" in line for line in found), name
     assert len(found) == 4
-    assert main(["checkpoint", str(root), "--manifest", str(files)]) == 2
+    assert main(["checkpoint", "check", str(root), "--manifest", str(files)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 4
 
 
@@ -172,7 +172,7 @@ def test_kill_while_hashing_leaves_no_manifest(tmp_path: Path, number: int) -> N
     with (root / "large.bin").open("wb") as f:
         f.truncate(64 << 30)  # a hole: takes no disk, and longer to hash than this test waits
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "routeblock", "manifest", str(root), "--out", str(out)]
+    command = [sys.executable, "-m", "routeblock", "checkpoint", "manifest", str(root), "--out", str(out)]
     # A shell's background job ignores SIGINT, and hands that down to every process below it.
     unignored = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=unignored)
@@ -215,7 +215,7 @@ def test_a_checkpoint_with_a_broken_shard_gets_no_identity(
         shard = root / "more" / "x.safetensors"
         shard.parent.mkdir()
         shard.write_bytes(b"x")
-    assert main(["manifest", str(root), "--out", str(out)]) == 2
+    assert main(["checkpoint", "manifest", str(root), "--out", str(out)]) == 2
     told = capsys.readouterr()
     assert told.err.startswith(f"{shard}: ") and told.err.count("\n") == 1
     assert not out.exists()
@@ -250,12 +250,12 @@ def test_a_revision_that_is_not_utf8_is_one_line(tmp_path: Path) -> None:
         open_folder(tmp_path / "c")
 
 
-@pytest.mark.parametrize("command", ["checkpoint", "manifest"])
+@pytest.mark.parametrize("command", ["check", "manifest"])
 def test_a_name_that_is_not_utf8_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
     root = generate(tmp_path / "c", SMALL)
     Path(os.fsdecode(os.fsencode(root) + b"/n\xff")).write_bytes(b"x")
     out = ["--out", str(tmp_path / "out")] if command == "manifest" else []
-    assert main([command, str(root), *out]) == 2
+    assert main(["checkpoint", command, str(root), *out]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "n\\udcff': a name that is not UTF-8" in line
     assert not (tmp_path / "out").exists()

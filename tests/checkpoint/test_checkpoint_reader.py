@@ -259,7 +259,7 @@ def test_broken_checkpoint_is_refused_in_one_line(
     spec, damage, arguments, words = BROKEN[name]
     root = generate(tmp_path / "c", spec)
     damage(root)
-    assert main(["checkpoint", str(root), "--layer", "1", *arguments]) == 2
+    assert main(["checkpoint", "check", str(root), "--layer", "1", *arguments]) == 2
     lines = capsys.readouterr().err.splitlines()
     matching = [line for line in lines if all(word in line for word in words)]
     assert matching, lines
@@ -279,12 +279,12 @@ def test_whole_checkpoint_passes_and_everything_wrong_is_listed_in_one_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = generate(tmp_path / "c", replace(SMALL, layers=3, dense_layers=(2,)))
-    assert main(["checkpoint", str(root), "--layer", "1"]) == 0
+    assert main(["checkpoint", "check", str(root), "--layer", "1"]) == 0
     assert capsys.readouterr().err == ""
     drop_tensor(root)
     expert_too_many(root)
     truncate(root)
-    assert main(["checkpoint", str(root)]) == 2
+    assert main(["checkpoint", "check", str(root)]) == 2
     lines = capsys.readouterr().err.splitlines()
     for words in ("truncated", f"{TENSOR}: is missing", "belongs to expert 5"):
         assert any(words in line for line in lines), words
@@ -341,7 +341,7 @@ def test_a_number_that_no_model_has_is_refused_at_once(
 ) -> None:
     root = generate(tmp_path / "c", SMALL)
     edit_json(root / "config.json", lambda c: c.update({key: value}))
-    assert main(["checkpoint", str(root)]) == 2
+    assert main(["checkpoint", "check", str(root)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{root}/config.json: {key} is ")
 
@@ -351,14 +351,14 @@ def test_a_generated_checkpoint_of_every_family_passes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str
 ) -> None:
     root = generate(tmp_path / "c", replace(SMALL, model_type=model_type))
-    assert main(["checkpoint", str(root)]) == 0, capsys.readouterr().err
+    assert main(["checkpoint", "check", str(root)]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ("--top-k 9 --experts 2", "top-k 9; there are 2 experts"),
-        ("--dtype float32", "dtype 'float32'; float16 or bfloat16"),
+        ("--dtype float32", "'float32' is not one of 'float16', 'bfloat16'"),
         ("--group-size 48", "group size 48; the kernel takes 32, 64, 128"),
         ("--plain-layer 99", "layer 99; layers are 0 to 1"),
         ("--hidden 64 --group-size 32", "hidden 64; a multiple of 128"),
@@ -371,7 +371,7 @@ def test_a_generated_checkpoint_of_every_family_passes(
 def test_what_is_generated_is_what_can_be_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, words: str
 ) -> None:
-    assert main(["generate-checkpoint", str(tmp_path / "a" / "b" / "c"), *options.split()]) == 2
+    assert main(["checkpoint", "generate", str(tmp_path / "a" / "b" / "c"), *options.split()]) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -381,7 +381,7 @@ def test_one_group_over_k_is_reported_as_the_operator_sees_it(
 ) -> None:
     """Each rank's share of W2 has 128 rows, which are one group of 128: one scale per column."""
     root = generate(tmp_path / "c", replace(SMALL, hidden=256, intermediate=256, group_size=128, experts=2))
-    assert main(["checkpoint", str(root)]) == 0
+    assert main(["checkpoint", "check", str(root)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any("tensor parallel 1: W13 N=512, K=256, group 128; W2 N=256, K=256, group 128" in line for line in lines)
     assert any("tensor parallel 2: W13 N=256, K=256, group 128; W2 N=256, K=128, one scale per column" in line

@@ -74,20 +74,20 @@ def test_identify_names_plan_and_launch(answers: Path) -> None:
 
 def test_tables_have_a_row_a_finding(answers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in COMMANDS:
-        command = ["diagnosis-table", name, "--from", str(answers / f"{name}.json"), "--out", str(answers / "tables")]
+        command = ["diagnose", "table", name, "--from", str(answers / f"{name}.json"), "--out", str(answers / "tables")]
         assert main(command) == 0
         lines = (answers / "tables" / f"{name}.csv").read_text().splitlines()
         assert len(lines) > 1 and (answers / "tables" / f"{name}.manifest.json").is_file()
-    assert main(["diagnosis-table", "witness", "--from", str(answers / "explain.json"), "--out", str(answers)]) == 2
-    assert main(["diagnosis-table", "x", "--from", str(answers / "explain.json"), "--out", str(answers)]) == 2
+    assert main(["diagnose", "table", "witness", "--from", str(answers / "explain.json"), "--out", str(answers)]) == 2
+    assert main(["diagnose", "table", "x", "--from", str(answers / "explain.json"), "--out", str(answers)]) == 2
 
 
 def test_the_figure_has_the_same_bytes_each_time(answers: Path) -> None:
     for folder in ("a", "b"):
-        assert main(["draw-explanation", "--from", str(answers / "explain.json"), "--out", str(answers / folder)]) == 0
+        assert main(["diagnose", "draw", "--from", str(answers / "explain.json"), "--out", str(answers / folder)]) == 0
     for name in ("explain.svg", "explain.png", "explain.dot"):
         assert (answers / "a" / name).read_bytes() == (answers / "b" / name).read_bytes()
-    assert main(["draw-explanation", "--from", str(answers / "witness.json"), "--out", str(answers / "c")]) == 2
+    assert main(["diagnose", "draw", "--from", str(answers / "witness.json"), "--out", str(answers / "c")]) == 2
 
 
 def test_exit_codes_say_whether_bits_can_differ(fixture: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,7 +140,7 @@ def test_points_become_one_table_one_figure_and_an_answer(tmp_path: Path, capsys
         out = tmp_path / f"{gpu}-{tokens}.json"
         options = ["--gpu", gpu, "--vllm", "0.24.0", "--tokens", str(tokens), "--population", "zipf:1"]
         limits = ["--routings", "100", "--sample", "0", "--out", str(out)]
-        assert main(["survey-point", *sizes.split(), *options, *limits]) == 0
+        assert main(["diagnose", "survey-point", *sizes.split(), *options, *limits]) == 0
         points.append(str(out))
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:

@@ -56,7 +56,7 @@ cuda: {gpus: 1, wait_s: 180, python: ${CUDA_PYTHON:-null}, census: {calls: ${CAL
 YAML
 
 # Whatever is done when the time is over is packed: a study that is not whole is refused by the scorer, not by this.
-pack() { cp results/identity/cuda/identity.json "$OUT/identity-$name.json" && routeblock pack-evidence --results results --out "$work/evidence" && tar -cf "$OUT/evidence-$name.tar" -C "$work" evidence; }
+pack() { cp results/identity/cuda/identity.json "$OUT/identity-$name.json" && routeblock study-a pack-evidence --results results --out "$work/evidence" && tar -cf "$OUT/evidence-$name.tar" -C "$work" evidence; }
 timeout --signal=TERM --kill-after=20 "${LIMIT:-460}" "$python" -m snakemake --cores "${CORES:-$(nproc)}" --resources "gpu_queue=${QUEUE:-10}" \
     --configfile "$work/study.yaml" --scheduler greedy --nolock --rerun-incomplete --keep-going --show-failed-logs -- gpu_evidence > "$work/snakemake" 2>&1 ||
     { grep -A 12 -m 3 "^Error in" "$work/snakemake"; tail -n 25 "$work/snakemake"; say "the workflow failed"; pack; exit 1; }

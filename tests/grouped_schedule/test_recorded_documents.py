@@ -29,7 +29,7 @@ def record(tmp_path: Path) -> Path:
 
 def copy_documents(record: Path, out: Path) -> int:
     options = ["--source", record, "--contents", record / "contents.json", "--out", out]
-    return main(["recorded-documents", *map(str, options)])
+    return main(["study-b", "recorded-documents", *map(str, options)])
 
 
 def test_the_committed_documents_are_copied_and_sealed(record: Path, tmp_path: Path) -> None:

@@ -47,7 +47,17 @@ def test_a_shape_that_no_kernel_can_run(tmp_path: Path, capsys: pytest.CaptureFi
         plan["families"][0] |= change
     (tmp_path / "p.json").write_text(json.dumps(plan))
     line = refused(
-        capsys, "sweep", "--device", "cpu0", "--protocol", tmp_path / "p.json", "--out", tmp_path / "o", "--threads", 1
+        capsys,
+        "study-b",
+        "sweep",
+        "--device",
+        "cpu0",
+        "--protocol",
+        tmp_path / "p.json",
+        "--out",
+        tmp_path / "o",
+        "--threads",
+        1,
     )
     assert message in line
     assert not (tmp_path / "o").exists()
@@ -57,13 +67,13 @@ def test_kernels_without_nvrtc(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvrtc, "installed", lambda _=None: [])
-    line = refused(capsys, "build-kernels", "--arch", "sm_90", "--out", tmp_path / "o")
+    line = refused(capsys, "gpu", "build-kernels", "--arch", "sm_90", "--out", tmp_path / "o")
     assert "no NVRTC here compiles for sm_90" in line and "pip install" in line
     assert not (tmp_path / "o").exists()
 
 
 def test_kernels_for_an_unknown_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "sm_35" in refused(capsys, "build-kernels", "--arch", "sm_35", "--out", tmp_path / "o")
+    assert "sm_35" in refused(capsys, "gpu", "build-kernels", "--arch", "sm_35", "--out", tmp_path / "o")
 
 
 def test_a_cubin_for_another_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +91,17 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
     cubin = tmp_path / "x.cubin"
     cubin.write_bytes(build.compile_kernels("sm_80").code)
     line = refused(
-        capsys, "sweep", "--device", device, "--cubin", cubin, "--protocol", tiny.COMMITTED, "--out", tmp_path / "o"
+        capsys,
+        "study-b",
+        "sweep",
+        "--device",
+        device,
+        "--cubin",
+        cubin,
+        "--protocol",
+        tiny.COMMITTED,
+        "--out",
+        tmp_path / "o",
     )
     assert "lane cuda" in line and not (tmp_path / "o").exists()
 
@@ -89,7 +109,7 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_table_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ("--record", tmp_path, "--statistics", tmp_path / "s.json", "--out", tmp_path / "o")
     given += ("--validation", tmp_path / "v.json")
-    assert "no table is called 'medians'" in refused(capsys, "grouped-table", "medians", *given)
+    assert "no table is called 'medians'" in refused(capsys, "study-b", "table", "medians", *given)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
@@ -98,21 +118,21 @@ def test_a_protocol_whose_seed_does_not_fit(tmp_path: Path, capsys: pytest.Captu
     plan["bootstrap"]["seed"] = seed
     (tmp_path / "p.json").write_text(json.dumps(plan))
     given = ("--device", "cpu0", "--protocol", tmp_path / "p.json", "--out", tmp_path / "o")
-    assert "bootstrap.seed" in refused(capsys, "sweep", *given)
+    assert "bootstrap.seed" in refused(capsys, "study-b", "sweep", *given)
 
 
 @pytest.mark.parametrize("device", ["x", "gpu", "cpu0", "gpu-1", "gpu²"])
 def test_a_device_that_the_sanitizer_has_not(tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str) -> None:
     (tmp_path / "c.cubin").write_bytes(b"x")
     given = ("--device", device, "--cubin", tmp_path / "c.cubin", "--protocol", tiny.COMMITTED, "--out", tmp_path / "o")
-    assert f"device {device!r}" in refused(capsys, "sanitize", *given)
+    assert f"device {device!r}" in refused(capsys, "study-b", "sanitize", *given)
     assert not (tmp_path / "o").exists()
 
 
 def test_a_cubin_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cubin = tmp_path / "c.cubin"
     given = ("--device", "gpu0", "--cubin", cubin, "--protocol", tiny.COMMITTED, "--out", tmp_path / "o")
-    assert refused(capsys, "sanitize", *given).startswith(f"{cubin}: no such file; ")
+    assert refused(capsys, "study-b", "sanitize", *given).startswith(f"{cubin}: no such file; ")
     assert not (tmp_path / "o").exists()
 
 
@@ -120,7 +140,7 @@ def test_a_cubin_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_protocol_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
     (tmp_path / "p.json").write_bytes(content)
     given = ("--device", "cpu0", "--protocol", tmp_path / "p.json", "--out", tmp_path / "o")
-    assert "not a protocol: " in refused(capsys, "sweep", *given)
+    assert "not a protocol: " in refused(capsys, "study-b", "sweep", *given)
 
 
 def test_a_bundle_of_a_name_that_is_not_utf8(
@@ -130,5 +150,5 @@ def test_a_bundle_of_a_name_that_is_not_utf8(
     Path("s").mkdir()
     Path("README.md").write_text("x")
     Path(os.fsdecode(b"s/n\xff")).write_text("x")
-    assert "not UTF-8" in refused(capsys, "grouped-bundle", "--source", "s", "--readme", "README.md", "--out", "o")
+    assert "not UTF-8" in refused(capsys, "study-b", "bundle", "--source", "s", "--readme", "README.md", "--out", "o")
     assert not Path("o").exists()

@@ -337,7 +337,7 @@ def test_a_file_that_the_validator_cannot_use_is_one_line(
     records = [word for folder in ("sweep", "confirmation") for word in ("--record", str(root / folder))]
     given = [*records, "--statistics", str(root / "out/statistics.json"), "--protocol", str(root / "protocol.json")]
     given += ["--minimum-effect", "0.01"]
-    assert main(["validate-timings", *given, "--out", str(tmp_path / "o")]) == 2
+    assert main(["study-b", "validate", *given, "--out", str(tmp_path / "o")]) == 2
     told = capsys.readouterr()
     assert told.err.startswith((f"{path}: ", f"{path.parent}: ")) and told.err.count("\n") == 1 and told.out == ""
     assert not (tmp_path / "o").exists()

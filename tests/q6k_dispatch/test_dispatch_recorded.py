@@ -233,7 +233,7 @@ def test_an_edited_record_stops_the_command(copy: Path, tmp_path: Path, capsys: 
     out = tmp_path / "out"
     arguments = ["--source", str(copy), "--protocol", str(COMMITTED), "--out", str(out)]
     (copy / "batches.parquet").write_bytes(b"no")
-    assert main(["recorded-dispatch", *arguments]) == 2
+    assert main(["fast-paths", "recorded", *arguments]) == 2
     assert "no table of batches" in capsys.readouterr().err and not out.exists()
 
 
@@ -247,4 +247,4 @@ def test_what_is_no_record_or_no_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="known ones are peers"):
         tables.write("nothing", tmp_path, tmp_path, tmp_path, tmp_path, COMMITTED)
     options = [f"--{name}={tmp_path}" for name in ("out", "record", "statistics", "validation")]
-    assert main(["dispatch-table", "nothing", *options]) == 2
+    assert main(["fast-paths", "table", "nothing", *options]) == 2

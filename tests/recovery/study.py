@@ -166,12 +166,12 @@ def digests(checkout: Checkout) -> dict[str, str]:
 
 # Commands of rules that the study does not ask for, on less than those would take; `by_hand` is where they write.
 BY_HAND = (
-    f"freeze --superseded {_OWN} --lane twin-hopper --out by_hand/superseded.json",
-    f"control {_OWN} --prediction by_hand/superseded.json --lane twin-hopper --out by_hand/control.json",
-    "random-plans --fixture results/fixtures/checkpoint --lane twin-hopper --plans 1 --out by_hand/random.json",
-    "table prediction --from by_hand/random.json --out by_hand",
-    f"table census --from {EVIDENCE}/published/census.json --out by_hand",
-    f"table probe_control --from {EVIDENCE}/probe_control.json --out by_hand",
+    f"study-a freeze --superseded {_OWN} --lane twin-hopper --out by_hand/superseded.json",
+    f"study-a control {_OWN} --prediction by_hand/superseded.json --lane twin-hopper --out by_hand/control.json",
+    "study-a random-plans --fixture results/fixtures/checkpoint --lane twin-hopper --plans 1 --out by_hand/random.json",
+    "study-a table prediction --from by_hand/random.json --out by_hand",
+    f"study-a table census --from {EVIDENCE}/published/census.json --out by_hand",
+    f"study-a table probe_control --from {EVIDENCE}/probe_control.json --out by_hand",
 )
 
 

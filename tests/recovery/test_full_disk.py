@@ -26,23 +26,23 @@ LAST = 100  # bytes: times may be written in some more or fewer digits; the last
 
 # What each kind of writer is, and a command that ends with `--out` and the place to write.
 WRITERS = {
-    "tensors and records of a run": f"run {PREDICTION} --lane twin-hopper --cell native --history H0 --out run",
+    "tensors and records of a run": f"study-a run {PREDICTION} --lane twin-hopper --cell native --history H0 --out run",
     "a streamed layer": (
-        "checkpoint-fixture checkpoints/small --manifest results/checkpoint/files.json --layer 0 --prompt Sort."
+        "checkpoint fixture checkpoints/small --manifest results/checkpoint/files.json --layer 0 --prompt Sort."
         " --out fixture"
     ),
-    "a table": f"table relations --from {STUDY}/score.json --out tables",
-    "a score": f"score {PREDICTION} {IDENTITY} --runs {STUDY} --replicates 1 --out score.json",
+    "a table": f"study-a table relations --from {STUDY}/score.json --out tables",
+    "a score": f"study-a score {PREDICTION} {IDENTITY} --runs {STUDY} --replicates 1 --out score.json",
     "raw batches": (
-        f"recorded --source {RECORDED}/cuda/gpu0/confirmation --contents {RECORDED}/contents.json --out batches"
+        f"study-b recorded --source {RECORDED}/cuda/gpu0/confirmation --contents {RECORDED}/contents.json --out batches"
     ),
-    "statistics": f"alignment-statistics --record {ALIGNMENT} --out statistics",
-    "an archive": f"grouped-bundle --source {ALIGNMENT} --readme fixtures/bundles/grouped_schedule.md --out bundle",
+    "statistics": f"alignment statistics --record {ALIGNMENT} --out statistics",
+    "an archive": f"study-b bundle --source {ALIGNMENT} --readme fixtures/bundles/grouped_schedule.md --out bundle",
     "restored evidence": (
-        "restore-evidence --fixture results/fixtures/published_geometry --evidence fixtures/recorded/h200-vllm0.24.0"
-        " --group probe_control --out restored"
+        "study-a restore-evidence --fixture results/fixtures/published_geometry"
+        " --evidence fixtures/recorded/h200-vllm0.24.0 --group probe_control --out restored"
     ),
-    "an environment": "environment --out environment",
+    "an environment": "workflow environment --out environment",
 }
 
 

@@ -35,7 +35,7 @@ def test_a_study_killed_at_every_stage_ends_with_the_bits_of_an_undisturbed_one(
 
     # The scheduler alone, while the fixture is made: its job goes on, and is waited for.
     workflow = Workflow.start(checkout, *TABLES)
-    job = held(workflow, "checkpoint-fixture")
+    job = held(workflow, "checkpoint fixture")
     workflow.kill()
     assert [p.is_scheduler for p in living(checkout.root)] and not any(p.is_scheduler for p in living(checkout.root))
     recover("waited for", "unlocked", let_go=job)
@@ -52,12 +52,12 @@ def test_a_study_killed_at_every_stage_ends_with_the_bits_of_an_undisturbed_one(
     # Scheduler and jobs at once, as a power cut would, while runs are made.
     (checkout.root / STUDY / "replay/H0/rep1/record.json").unlink(missing_ok=True)
     workflow = Workflow.start(checkout, *TABLES)
-    workflow.until(python_of("run"))
+    workflow.until(python_of("study-a run"))
     workflow.kill_all()
     recover("unlocked")
 
     # The scheduler while it scores, and again while a table is made.
-    for command in ("score", "table"):
+    for command in ("study-a score", "study-a table"):
         workflow = Workflow.start(checkout, *TABLES)
         job = held(workflow, command)
         workflow.kill()

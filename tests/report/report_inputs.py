@@ -77,7 +77,7 @@ def study_rows() -> Rows:
         {"lane": lane, "device": device, "slots": slots, "pool": 32, "scope": "inclusive", "schedule": "band32"}
         | {"baseline": "job_major", "n": 12, "change_percent": change, "low_percent": change - 0.1}
         | {"high_percent": change + 0.1, "verdict": "slower", "clear_of_floor": True, "v100_gpu0_change": told}
-        | {"v100_gpu1_change": told - 0.5}
+        | {"v100_gpu1_change": told - 0.5, "mode": "stream" if lane.endswith("-stream") else "graph"}
         for lane, device, change in (
             ("recorded-h200", "gpu0", 4.31),
             ("recorded-h200", "gpu1", 2.72),
@@ -101,11 +101,21 @@ def study_rows() -> Rows:
     ]
     beyond = [
         {"lane": "recorded-h200", "device": "gpu0", "campaign": "l2_ratio", "schedule": "band32", "scope": "inclusive"}
-        | {"slots": slots, "change_percent": change, "verdict": "faster"}
+        | {"slots": slots, "change_percent": change, "low_percent": change - 0.1, "high_percent": change + 0.1}
+        | {"verdict": "faster", "baseline": "job_major", "mode": "graph"}
         for slots, change in ((16, -11.5), (256, -15.0))
     ]
+    discovery = [
+        {"lane": lane, "device": "gpu0", "family": "independent", "slots": slots, "pool": 32, "mode": mode}
+        | {"scope": "inclusive", "schedule": "band32", "baseline": "job_major", "change_percent": change}
+        for lane, mode, slots, change in (
+            ("recorded-h200", "graph", 16, 11.8), ("recorded-h200", "graph", 64, 4.3),
+            ("recorded-h200-stream", "stream", 16, 28.3), ("cpu", "call", 16, 90.0),
+        )
+    ]  # fmt: skip
     counters = [
         {"kind": kind, "slots": slots, "schedule": "band32", "dram_read_mb": mb, "dram_read_change_percent": change}
+        | {"time_change_percent": 0.5 if kind == "study" else change / 6}
         for kind, slots, mb, change in (
             ("study", 16, 0.6, 0.0), ("study", 256, 6.1, 249.0),
             ("l2_ratio", 16, 103.2, -5.4), ("l2_ratio", 256, 275.5, -85.6),
@@ -120,6 +130,7 @@ def study_rows() -> Rows:
         "census": census,
     }
     found |= {"history": history, "repetition": repetition, "beyond_study": beyond, "schedule_counters": counters}
+    found |= {"discovery": discovery}
     return found | {"alignment_cost": cost, "confirmation": confirmation}
 
 

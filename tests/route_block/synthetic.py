@@ -37,8 +37,9 @@ from routeblock.route_block.facts import schedule
 from routeblock.route_block.fixtures.fixture import LayerFixture, load_fixture, write_fixture
 from routeblock.route_block.operating_point import GEMMS, LaneFacts, cut
 from routeblock.route_block.prediction import predict
+from routeblock.route_block.runs.identity import code_of
 from routeblock.route_block.runs.lane import Computer, Outcome, Request
-from routeblock.route_block.runs.run import code_of, run
+from routeblock.route_block.runs.run import run
 from routeblock.route_block.scorer.audit import STATUS
 from routeblock.route_block.scorer.inputs import FROZEN_BEFORE, read_study
 from routeblock.route_block.scorer.mutations import seal_anew
@@ -134,7 +135,7 @@ class SignatureLane:
         """Nothing to prepare."""
 
     def computer(self) -> Computer:
-        return Computer("b" * 64, {"numpy": "2"})
+        return Computer("b" * 64, {"numpy": "2", "gpu": "NVIDIA H200", "compute_capability": "9.0"})
 
     def run(self, fixture: LayerFixture, request: Request) -> Outcome:
         plan = request.plan
@@ -260,7 +261,8 @@ def write_identity(path: Path, lane: str) -> None:
 def seal_identity(path: Path) -> None:
     """Seal an identity document as it now is."""
     parameters = {"lane": json.loads(path.read_bytes())["lane"]}
-    seal(path.with_suffix(SUFFIX), rule="identity", outputs=[path], inputs=[], parameters=parameters, modules=())
+    modules = code_of(SignatureLane())
+    seal(path.with_suffix(SUFFIX), rule="identity", outputs=[path], inputs=[], parameters=parameters, modules=modules)
 
 
 def make_study(
@@ -278,7 +280,8 @@ def make_study(
     fixture = make_fixture(study.fixture, pairs=pairs, one_plan=one_plan, one_class=one_class)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operating_point, "PUBLISHED", LAUNCH)
-        patch.setattr(predict, "lane_facts", lambda _: LaneFacts("test", "hopper", "computed"))
+        tensor_cores = "ampere" if lane_name == "twin-ampere" else "hopper"
+        patch.setattr(predict, "lane_facts", lambda _: LaneFacts("test", tensor_cores, "computed"))
         document = predict.predict(fixture, lane_name, "published", "stored", fixture.plans)
     study.runs.mkdir()
     study.prediction.write_bytes(canonical_json(document))

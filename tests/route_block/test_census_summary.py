@@ -31,7 +31,7 @@ def census(tmp_path: Path) -> Path:
 
 def summarized(census: Path) -> int:
     out = census.parent / "census.json"
-    return main(["summarize-census", str(census), "--lane", "recorded-h200", "--out", str(out)])
+    return main(["study-a", "summarize-census", str(census), "--lane", "recorded-h200", "--out", str(out)])
 
 
 def test_the_recorded_census_is_summed_up(census: Path) -> None:

@@ -251,7 +251,7 @@ def test_checkpoint_that_changed_since_its_manifest_is_refused_and_nothing_stays
 def test_same_checkpoint_gives_the_same_bytes_and_a_seal_that_verifies(tmp_path: Path) -> None:
     root = generate(tmp_path / "c", SPEC)
     results = tmp_path / "results"
-    assert main(["manifest", str(root), "--out", str(results / "m"), "--layer", "0"]) == 0
+    assert main(["checkpoint", "manifest", str(root), "--out", str(results / "m"), "--layer", "0"]) == 0
     request = Request(root, results / "m" / "files.json", 0, prompt=PROMPT)
     for name in ("f", "g"):
         seal_fixture(results / name, request)
@@ -293,7 +293,7 @@ def test_full_size_layer_costs_at_most_twice_what_sha256sum_takes(tmp_path: Path
     files, _ = write_manifest(open_folder(root), tmp_path / "m", 0)
     shards = [str(p) for p in sorted(root.glob("*.safetensors"))]
     out = tmp_path / "f"
-    arguments = ["checkpoint-fixture", str(root), "--manifest", str(files)]
+    arguments = ["checkpoint", "fixture", str(root), "--manifest", str(files)]
     arguments += ["--layer", "0", "--out", str(out), "--prompt", PROMPT, "--all-experts"]
     peak = peak_bytes(arguments)  # and warm: page cache, compiled Python
     ratios: list[float] = []  # side by side; the machine may be busy, so the best pair counts

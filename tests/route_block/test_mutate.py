@@ -20,7 +20,7 @@ DECLARED = Path(__file__).resolve().parents[2] / "fixtures" / "mutations.json"
 
 
 def _run(study: Study, out: Path, *more: str) -> int:
-    arguments = ["mutate", *study.options]
+    arguments = ["study-a", "mutate", *study.options]
     rest = ["--replicates", study.replicates, "--declared", DECLARED, "--out", out, *more]
     return main([str(a) for a in (*arguments, *rest)])
 
@@ -37,7 +37,8 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 @pytest.mark.parametrize(
-    ("backend", "impossible"), [("sound", ["order", "gpu_of_its_own"]), ("observed", ["slices_consumed"])]
+    ("backend", "impossible"),
+    [("sound", ["read_back_claimed", "order", "gpu_of_its_own"]), ("observed", ["read_back_claimed"])],
 )
 def test_every_mutation_is_refused_for_its_declared_reason_and_originals_stay(
     request: pytest.FixtureRequest, tmp_path: Path, backend: str, impossible: list[str]
@@ -48,7 +49,7 @@ def test_every_mutation_is_refused_for_its_declared_reason_and_originals_stay(
     assert _run(study, out) == 0
     entries = {e["name"]: e for e in json.loads(out.read_bytes())["mutations"]}
     assert list(entries) == list(MUTATE)
-    # An order is claimed on a GPU alone; slices are reported by a twin alone.
+    # An order is claimed on a GPU alone; runs made here hold a read-back.
     assert [n for n, e in entries.items() if e["as_declared"] is None] == impossible
     assert [n for n, e in entries.items() if e["as_declared"] is False] == []
     assert [n for n, e in entries.items() if not e["found"]] == sorted(
@@ -72,7 +73,9 @@ def test_of_fewer_replicates_the_mutations_of_those_that_there_are_are_tried(tmp
         if e["runs"] != "all" and max(int(r.rpartition("rep")[2]) for r in e["runs"]) > replicates
     ]
     assert beyond and [e["name"] for e in entries if "replicates has no run" in (e["note"] or "")] == beyond
-    assert all(e["as_declared"] for e in entries if e["name"] not in [*beyond, "order", "gpu_of_its_own"])
+    assert all(
+        e["as_declared"] for e in entries if e["name"] not in [*beyond, "order", "gpu_of_its_own", "read_back_claimed"]
+    )
 
 
 def test_kept_copies_are_whole_and_a_link_to_nothing(study: Study, tmp_path: Path) -> None:

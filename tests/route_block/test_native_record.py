@@ -20,7 +20,7 @@ from routeblock.route_block.native.protocol import load
 PROTOCOL = Path(__file__).parents[2] / "fixtures" / "protocols" / "native.json"
 CHILD = """#!{python} -IS
 import json, struct, sys, time
-what, out = sys.argv[4], sys.argv[-1]
+what, out = sys.argv[5], sys.argv[-1]
 print("ready", flush=True)
 if not sys.stdin.readline():
     sys.exit(0)

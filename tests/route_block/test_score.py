@@ -15,18 +15,32 @@ import pytest
 from synthetic import SignatureLane, Study, following, make_study, seal_identity
 
 from routeblock.cli import main
+from routeblock.cuda.device import ARCHITECTURES
 from routeblock.errors import InputError
-from routeblock.evidence.digest import PACKAGE_ROOT, canonical_json, import_closure, sha256_array, sha256_bytes
+from routeblock.evidence.digest import (
+    PACKAGE_ROOT,
+    canonical_json,
+    code_digest,
+    import_closure,
+    sha256_array,
+    sha256_bytes,
+)
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
 from routeblock.evidence.tensors import load_tensors, save_tensors
+from routeblock.moe.devices import DEVICES
+from routeblock.moe.launches import SELECTED
+from routeblock.route_block import operating_point
 from routeblock.route_block.operating_point import LANES
-from routeblock.route_block.runs.identity import BEFORE
+from routeblock.route_block.runs.identity import BEFORE, code_of, freeze
+from routeblock.route_block.runs.twin import TwinLane
+from routeblock.route_block.scorer import operating_points
 from routeblock.route_block.scorer.arithmetic import faults_of
 from routeblock.route_block.scorer.audit import STATUS
+from routeblock.route_block.scorer.expected_prediction import FROM_CAPTURED
 from routeblock.route_block.scorer.inputs import FROZEN_BEFORE, PLANS, read_study
 from routeblock.route_block.scorer.inputs import Study as ReadStudy
 from routeblock.route_block.scorer.membership import StoredPlan
-from routeblock.route_block.scorer.mutations import seal_anew
+from routeblock.route_block.scorer.mutations import mutate, seal_anew
 from routeblock.route_block.scorer.reasons import Reason
 from routeblock.route_block.scorer.recorded_index import check_recorded
 from routeblock.route_block.scorer.score import judge, score
@@ -34,6 +48,7 @@ from routeblock.twin.layer import combine, silu_and_mul
 
 RUN = "cross/H0/rep2"
 OTHER = "0" * 64
+DECLARED = PACKAGE_ROOT.parents[1] / "fixtures" / "mutations.json"
 
 
 def _set(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
@@ -112,7 +127,7 @@ def test_a_treatment_that_both_markers_agree_on_is_held_against_the_cell(study: 
             marker["intervention"] = "own plan injected"
 
     study.edit(RUN, change)
-    assert study.reasons() == [(RUN, Reason.TREATMENT_NOT_ASKED)]
+    assert study.reasons() == [(RUN, Reason.TREATMENT_NOT_ASKED), (RUN, Reason.TREATMENT_NOT_CONSUMED)]
 
 
 def test_a_pair_that_is_not_the_fixtures_is_refused(study: Study) -> None:
@@ -121,7 +136,7 @@ def test_a_pair_that_is_not_the_fixtures_is_refused(study: Study) -> None:
             marker["pair"] = [0, 1]
 
     study.edit("swap_across/H1/rep1", change)
-    assert study.reasons() == [("swap_across/H1/rep1", Reason.TREATMENT_NOT_ASKED)]
+    assert [reason for _, reason in study.reasons()] == [Reason.TREATMENT_NOT_ASKED, Reason.TREATMENT_NOT_CONSUMED]
 
 
 @pytest.mark.parametrize(("cell", "grid"), [("full_k", 4), ("cross", 3)])
@@ -400,10 +415,21 @@ def test_a_file_of_plans_is_for_captured_plans_and_demanded_there(study: Study) 
         read_study(study.fixture, study.prediction, study.identity)
 
 
-def test_the_file_of_captured_plans_has_to_be_a_sealed_input(study: Study, tmp_path: Path) -> None:
-    study.edit_prediction(lambda p: p.update(plan_source="captured"))
+def _as_captured(study: Study) -> None:
+    """The study says that its plans were captured, and that the fixture's pairs serve them."""
+    words = {"chosen": "within by construction, across by construction", "from": FROM_CAPTURED}
+
+    def change(document: dict[str, Any]) -> None:
+        exchange = {name: document["exchange"][name] for name in ("within", "across")}
+        document.update(plan_source="captured", exchange={**exchange, **words})
+
+    study.edit_prediction(change)
     for run in _all_runs(study):
         study.edit(run, lambda r: r.update(plan_source="captured"))
+
+
+def test_the_file_of_captured_plans_has_to_be_a_sealed_input(study: Study, tmp_path: Path) -> None:
+    _as_captured(study)
     plans = load_tensors(study.fixture / PLANS)
     save_tensors(tmp_path / "plans.safetensors", {**plans, "more": np.zeros(1)})  # the same plans in another file
     read = read_study(study.fixture, study.prediction, study.identity, tmp_path / "plans.safetensors")
@@ -415,9 +441,7 @@ def test_the_file_of_captured_plans_has_to_be_a_sealed_input(study: Study, tmp_p
 
 
 def test_the_fixtures_own_plans_are_no_captured_ones(study: Study) -> None:
-    study.edit_prediction(lambda p: p.update(plan_source="captured"))
-    for run in _all_runs(study):
-        study.edit(run, lambda r: r.update(plan_source="captured"))
+    _as_captured(study)
     read = read_study(study.fixture, study.prediction, study.identity, study.fixture / PLANS)
     assert {f.reason for f in judge(read, study.runs, 5).findings} == {Reason.BROKEN_SEAL}
 
@@ -429,10 +453,22 @@ def test_on_a_gpu_slices_that_it_cannot_report_are_refused(sound_gpu: Study, tmp
 
 
 def _recorded(study: Study) -> ReadStudy:
-    """The study as recorded evidence, its identity written after the runs."""
+    """The study as recorded evidence: an identity written after the runs, and an index of the runs as they are."""
     path = study.identity.with_name("later.json")
     document = json.loads(study.identity.read_bytes())
     path.write_bytes(canonical_json({**document, "frozen": "after the runs, from them"}))
+
+    def line(folder: str, names: list[str], documents: dict[str, Any]) -> bytes:
+        digests = {name: sha256_bytes((study.runs / folder / name).read_bytes()) for name in names}
+        return canonical_json({"folder": folder, "sha256": digests, "documents": documents}) + b"\n"
+
+    data = line(".", ["prediction.json"], {})
+    for run in _all_runs(study):
+        record = json.loads((study.runs / run / RECORD).read_bytes())
+        data += line(run, [p.name for p in (study.runs / run).iterdir()], {RECORD: record})
+    path.with_name("published.stored.jsonl").write_bytes(data)
+    index = {"groups": {"published.stored": {"sha256": sha256_bytes(data)}}}
+    path.with_name("evidence.json").write_bytes(canonical_json(index))
     return read_study(study.fixture, study.prediction, path, lane="recorded-gpu")
 
 
@@ -452,16 +488,11 @@ def test_runs_are_filed_as_recorded_where_the_evidence_names_them_and_nowhere_el
 ) -> None:
     study = sound_gpu.copy(tmp_path / "study")
     recorded, names = _recorded(study), _all_runs(study)
+    index = recorded.identity_path.with_name("evidence.json")
+    index.rename(index.with_suffix(".aside"))
     with pytest.raises(InputError, match="no readable evidence"):
         check_recorded(recorded, study.runs, names)
-    lines = [
-        {"folder": run, "sha256": {p.name: sha256_bytes(p.read_bytes()) for p in (study.runs / run).iterdir()}}
-        for run in names
-    ]
-    data = b"".join(canonical_json(line) + b"\n" for line in lines)
-    (recorded.identity_path.with_name("published.stored.jsonl")).write_bytes(data)
-    index = {"groups": {"published.stored": {"sha256": sha256_bytes(data)}}}
-    recorded.identity_path.with_name("evidence.json").write_bytes(canonical_json(index))
+    index.with_suffix(".aside").rename(index)
     check_recorded(recorded, study.runs, names)
     study.edit(RUN, lambda r: r.pop("consumption"))
     with pytest.raises(InputError, match=f"{RUN}/record.json: not the file of the recorded evidence"):
@@ -477,7 +508,8 @@ def test_runs_are_filed_as_recorded_where_the_evidence_names_them_and_nowhere_el
             lane="recorded-gpu",
         )
     assert not (tmp_path / "score.json").exists()
-    (recorded.identity_path.with_name("published.stored.jsonl")).write_bytes(data[:-1])
+    lines = index.with_name("published.stored.jsonl")
+    lines.write_bytes(lines.read_bytes()[:-1])
     with pytest.raises(InputError, match="is not the file that it names"):
         check_recorded(recorded, study.runs, names)
 
@@ -499,11 +531,49 @@ def test_recorded_runs_without_a_read_back_are_asked_for_and_not_called_consumed
     assert [(f.run, f.reason) for f in judge(recorded, study.runs, 5).findings] == [
         (RUN, Reason.TREATMENT_NOT_CONSUMED)
     ]
+    recorded = _recorded(study)  # evidence in which one run alone holds none
+    assert [(f.run, f.reason) for f in judge(recorded, study.runs, 5).findings] == [
+        (RUN, Reason.TREATMENT_NOT_CONSUMED)
+    ]
     for run in _all_runs(study):
         study.edit(run, lambda r: r.pop("consumption"))
+    recorded = _recorded(study)
     verdict = judge(recorded, study.runs, 5)
     assert verdict.findings == [] and verdict.document["consumed"] == {"asked, not read back": 70}
     assert {reason for _, reason in study.reasons()} == {Reason.TREATMENT_NOT_CONSUMED}
+
+
+def test_every_mutation_of_what_was_consumed_is_tried_on_recorded_runs_without_a_read_back(
+    sound_gpu: Study, tmp_path: Path
+) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    for run in _all_runs(study):
+        study.edit(run, lambda r: r.pop("consumption"))
+    recorded = _recorded(study)
+    entries = mutate(
+        fixture=study.fixture,
+        prediction=study.prediction,
+        identity=recorded.identity_path,
+        runs=study.runs,
+        replicates=5,
+        declared=DECLARED,
+        out=tmp_path / "mutations.json",
+        lane="recorded-gpu",
+    )
+    assert {e["name"]: e["found"] for e in entries if not e["as_declared"]} == {}
+    found = {e["name"]: e["found"] for e in entries}
+    for name in ("plan_consumed", "read_back_claimed", "treatment_marker"):
+        assert found[name] == ["treatment_not_consumed"]
+    assert found["slices_consumed"] == ["grid_not_consumed"]
+
+
+def test_a_prediction_filed_as_recorded_is_the_recorded_one(sound_gpu: Study, tmp_path: Path) -> None:
+    study = sound_gpu.copy(tmp_path / "study")
+    recorded = _recorded(study)
+    study.prediction.write_bytes(study.prediction.read_bytes().replace(b'"assumed"', b'"recorded"'))
+    read = read_study(study.fixture, study.prediction, recorded.identity_path, lane="recorded-gpu")
+    with pytest.raises(InputError, match=r"prediction\.json: not the file of the recorded evidence"):
+        check_recorded(read, study.runs, _all_runs(study))
 
 
 @pytest.mark.parametrize("replicates", [1, 4, 6])
@@ -599,16 +669,18 @@ def test_a_flipped_bit_with_its_hash_stated_anew_differs_from_the_other_replicat
     assert study.reasons() == [(RUN, Reason.REPLICATES_DIFFER)]
 
 
-def _follow(study: Study, run: str) -> None:
-    """State every digest of the stored plan anew, as a forger would."""
+def _follow(study: Study, run: str, *, throughout: bool = False) -> None:
+    """State the digests of the stored plan anew; `throughout`: in the markers and the kernels' report too."""
     tensors = load_tensors(study.runs / run / TENSORS)
     plan = StoredPlan(tensors["sorted_token_ids"], tensors["expert_ids"], 8, 36)
 
     def change(record: dict[str, Any]) -> None:
         record["plan"]["fingerprint"] = plan.fingerprint
         record["plan"]["sorted_token_ids"], record["plan"]["expert_ids"] = plan.digests
-        record["consumption"]["sorted_token_ids"], record["consumption"]["expert_ids"] = plan.digests
-        record["consumption"]["num_tokens_post_padded"] = int(plan.sorted_token_ids.size)
+        if not throughout:
+            return
+        if found := record.get("consumption"):
+            found["sorted_token_ids"], found["expert_ids"] = plan.digests
         for marker in record["treatment"].values():
             marker["sorted_token_ids"] = plan.digests[0]
 
@@ -643,6 +715,23 @@ def test_a_forged_plan_is_refused(study: Study, change: Callable[[Any], object],
     study.edit_tensors(RUN, change)
     _follow(study, RUN)
     assert study.reasons() == [(RUN, reason)]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_another_plan_that_every_file_of_a_run_agrees_on_is_not_the_one_consumed(
+    sound_gpu: Study, tmp_path: Path, recorded: bool
+) -> None:
+    """What was consumed is compared with the frozen prediction's plan, not with what the run says of itself."""
+    study = sound_gpu.copy(tmp_path / "study")
+    if recorded:
+        for run in _all_runs(study):
+            study.edit(run, lambda r: r.pop("consumption"))
+    read = _recorded(study) if recorded else read_study(study.fixture, study.prediction, study.identity)
+    study.edit_tensors(RUN, _slots(0, 8, to=lambda x: x[::-1]))
+    _follow(study, RUN, throughout=True)
+    found = {f.reason: f.detail for f in judge(read, study.runs, 5).findings}
+    wanted = {Reason.ROUTE_MEMBERSHIP, Reason.TREATMENT_NOT_ASKED, Reason.TREATMENT_NOT_CONSUMED}
+    assert found.keys() == wanted and "the frozen prediction has" in found[Reason.TREATMENT_NOT_CONSUMED]
 
 
 def test_on_a_twin_the_native_plan_is_the_stored_one(study: Study) -> None:
@@ -728,6 +817,25 @@ def test_an_exchange_pair_that_is_none_is_refused(study: Study, pair: list[int],
     verdict = judge(read, study.runs, 5)
     found = [f for f in verdict.findings if f.run == "prediction.json" and "pair within" in f.detail]
     assert {f.reason for f in found} == {Reason.PREDICTION_MISMATCH}
+
+
+@pytest.mark.parametrize("source", ["stored", "captured"])
+def test_a_study_without_a_cell_that_its_plans_give_is_refused(study: Study, tmp_path: Path, source: str) -> None:
+    """The cells follow from plans and fixture: a prediction that says that there is no pair does not drop them."""
+    plans = tmp_path / "plans.safetensors" if source == "captured" else None
+    if plans:
+        _as_captured(study)
+        save_tensors(plans, {**load_tensors(study.fixture / PLANS), "more": np.zeros(1)})
+
+    def change(document: dict[str, Any]) -> None:
+        document["exchange"].update(across=None, why="no across pair in the captured plans", chosen="within by search")
+        document["arms"] = [a for a in document["arms"] if a["cell"] != "swap_across"]
+        document["pairs"] = [p for p in document["pairs"] if "swap_across" not in (p["first"][0], p["second"][0])]
+
+    study.edit_prediction(change)
+    shutil.rmtree(study.runs / "swap_across")
+    verdict = judge(read_study(study.fixture, study.prediction, study.identity, plans), study.runs, 5)
+    assert [f.reason for f in verdict.findings if f.run == "prediction.json"] == [Reason.EXCHANGE_PAIR]
 
 
 def test_a_within_pair_that_stands_across_a_boundary_is_refused(study: Study) -> None:
@@ -843,6 +951,98 @@ def test_a_run_is_called_what_its_lane_is_and_nothing_more(tmp_path: Path, lane:
         assert {reason for _, reason in found} == {Reason.WRONG_STATUS} and len(found) == len(runs)
 
 
+def test_the_scorers_list_of_launches_is_that_of_the_predictions(published: tuple[int, int, int]) -> None:
+    """Written twice: a launch of one list that the other lacks is found here."""
+    shadowed = ("0.22.0", "0.33.0")  # of other versions of vLLM, for which no prediction is made
+    parts = ("gpu", "block_size", "dtype", "group_size", "n", "k", "thread_k", "thread_n", "blocks_per_sm")
+    known = [x for x in SELECTED if x.version not in shadowed]
+    assert [(*(getattr(x, part) for part in parts), str(x.status)) for x in known] == [
+        (*(getattr(x, part) for part in parts), x.status) for x in operating_points.AUTOMATIC
+    ]
+    assert {name: DEVICES[name].sms for name in operating_points.SMS} == operating_points.SMS
+    assert published == operating_point.PUBLISHED
+    assert {name: facts.gpu for name, facts in LANES.items()} == operating_points.GPUS
+    assert {name: facts.architecture for name, facts in LANES.items()} == operating_points.ARCHITECTURES
+    capabilities = {tuple(map(int, c.split("."))): name for c, name in operating_points.CAPABILITIES.items()}
+    assert capabilities == ARCHITECTURES
+
+
+@pytest.mark.parametrize("lane", ["twin-ampere", "twin-hopper"])
+@pytest.mark.parametrize(("block", "dtype", "group"), [(8, "float16", 128), (16, "float16", 128), (8, "bfloat16", 64)])
+def test_the_scorers_launches_of_point_auto_are_those_that_the_selector_is_said_to_choose(
+    lane: str, block: int, dtype: str, group: int
+) -> None:
+    spec = {"hidden": 2048, "intermediate": 768, "block_size": block, "dtype": dtype, "group_size": group}
+    shapes = {"w13": (1536, 2048), "w2": (2048, 768)}
+    found = operating_points.native_launches("auto", operating_points.GPUS[lane], block, dtype, group, shapes)
+    try:
+        wanted = operating_point.operating_point("auto", lane, spec)
+    except InputError:
+        assert found is None
+        return
+    assert found == {gemm: (tuple(wanted.launches[gemm]), str(wanted.status[gemm])) for gemm in shapes}
+
+
+def _at(*path: str | int, to: object) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for part in path[:-1]:
+            document = document[part]
+        document[path[-1]] = to
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_at("launch_status", "w2", to="recorded"), Reason.OPERATING_POINT),
+        (_at("launch_status", to={"w13": "published"}), Reason.OPERATING_POINT),
+        (_at("architecture", to="ampere"), Reason.OPERATING_POINT),
+        (_at("controls", to=[]), Reason.OPERATING_POINT),
+        (_at("controls", 0, "single_slice", to=True), Reason.OPERATING_POINT),
+        (_at("point", to="auto"), Reason.OPERATING_POINT),
+        (_at("point", to="elsewhere"), Reason.OPERATING_POINT),
+        (_at("informative", to=False), Reason.PREDICTION_FIELD),
+        (_at("arms", 0, "single_slice", "w13", to=True), Reason.PREDICTION_FIELD),
+        (_at("arms", 0, "split_routes", "w2", to=7), Reason.PREDICTION_FIELD),
+        (_at("pairs", 0, "changed_memberships", to=[]), Reason.PREDICTION_FIELD),
+        (_at("exchange", "chosen", to="published prior data"), Reason.EXCHANGE_PAIR),
+        (_at("exchange", "from", to="outcomes"), Reason.EXCHANGE_PAIR),
+    ],
+)
+def test_any_field_of_a_prediction_that_does_not_follow_from_fixture_plans_and_point_is_refused(
+    study: Study, change: Callable[[Any], object], reason: Reason
+) -> None:
+    study.edit_prediction(change)
+    document = json.loads(study.prediction.read_bytes())
+    for run in _all_runs(study):
+        study.edit(run, lambda r: r.update(point=document["point"]))
+    assert set(study.reasons()) == {("prediction.json", reason)}
+
+
+def test_a_prediction_with_a_field_of_its_own_is_not_read(study: Study) -> None:
+    study.edit_prediction(lambda p: p.update(more=1))
+    with pytest.raises(InputError, match="more"):
+        study.judge()
+
+
+def test_an_identity_sealed_by_other_code_than_the_runs_is_bad_input(study: Study) -> None:
+    seal = study.identity.with_suffix(".manifest.json")
+    seal.write_bytes(canonical_json({**json.loads(seal.read_bytes()), "code": OTHER}))
+    with pytest.raises(InputError, match=r"sealed by code .*the code that it expects of the runs"):
+        study.judge()
+
+
+def test_an_identity_is_sealed_by_the_code_that_its_runs_record(tmp_path: Path) -> None:
+    lane = TwinLane("twin-hopper")
+    freeze("twin-hopper", lane, tmp_path / "identity.json")
+    seal = json.loads((tmp_path / "identity.manifest.json").read_bytes())
+    assert (
+        seal["code"] == code_digest(*code_of(lane)) == json.loads((tmp_path / "identity.json").read_bytes())["source"]
+    )
+    assert "routeblock.route_block.runs.identity" in import_closure(code_of(lane))
+
+
 def test_the_scorers_status_of_each_lane_is_what_the_lanes_say() -> None:
     assert {name: facts.status for name, facts in LANES.items()} == {k: v for k, v in STATUS.items() if k != "cuda"}
 
@@ -871,7 +1071,7 @@ def test_score_writes_a_sealed_verdict_and_exits_1_with_one_line(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def score(out: str) -> int:
-        arguments = ["score", *study.options]
+        arguments = ["study-a", "score", *study.options]
         return main([*map(str, arguments), "--replicates", "5", "--out", str(tmp_path / out)])
 
     assert score("first.json") == 0
@@ -892,7 +1092,7 @@ def test_score_says_on_the_command_line_that_a_verdict_is_exploratory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = make_study(tmp_path / "study", replicates=1)
-    assert main(["score", *study.options, "--replicates", "1", "--out", str(tmp_path / "score.json")]) == 0
+    assert main(["study-a", "score", *study.options, "--replicates", "1", "--out", str(tmp_path / "score.json")]) == 0
     assert capsys.readouterr().out == f"{study.runs}: exploratory (1 of 5); no headline counts it\n"
 
 
@@ -900,7 +1100,7 @@ def test_the_twins_proof_is_sealed_as_an_input_and_has_to_be_there(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     golden, out = tmp_path / "golden.json", tmp_path / "score.json"
-    arguments = ["score", *study.options]
+    arguments = ["study-a", "score", *study.options]
     call = [*map(str, arguments), "--replicates", "5", "--golden", str(golden), "--out", str(out)]
     assert main(call) == 2
     assert "golden.json: no such file" in capsys.readouterr().err and not out.exists()
@@ -927,7 +1127,7 @@ def test_the_twins_proof_is_sealed_as_an_input_and_has_to_be_there(
 def test_a_fixture_whose_files_changed_is_bad_input(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     path = study.fixture / "inputs.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    arguments = ["score", *study.options]
+    arguments = ["study-a", "score", *study.options]
     assert main([*map(str, arguments), "--out", str(study.runs / "score.json")]) == 2
     assert "inputs.safetensors: its SHA-256 is" in capsys.readouterr().err
     assert not (study.runs / "score.json").exists()

@@ -137,6 +137,16 @@ def test_runs_that_are_not_sound_make_no_table(study: Study, tmp_path: Path) -> 
 
 def test_an_unknown_table_and_a_wrong_document_are_bad_input(scored: Path, tmp_path: Path) -> None:
     for name in ("nothing", "mutations"):
-        arguments = ["table", name, "--from", str(scored), "--published", str(PUBLISHED), "--out", str(tmp_path)]
+        arguments = [
+            "study-a",
+            "table",
+            name,
+            "--from",
+            str(scored),
+            "--published",
+            str(PUBLISHED),
+            "--out",
+            str(tmp_path),
+        ]
         assert main(arguments) == 2
     assert list(tmp_path.iterdir()) == []

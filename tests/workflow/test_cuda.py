@@ -42,7 +42,7 @@ def dry_run(checkout: Checkout, target: str) -> str:
 
 def runs(report: str) -> dict[tuple[str, str, str], str]:
     """Cell, history and replicate of the runs in a report, with whom each waits for."""
-    lines = [line for line in report.splitlines() if "routeblock run " in line]
+    lines = [line for line in report.splitlines() if "routeblock study-a run " in line]
     found = {}
     for line in lines:
         key = re.search(r"--cell (\w+) --history (H\d) --replicate (\d+)", line)
@@ -119,8 +119,8 @@ def test_the_interpreter_is_made_from_its_pins_or_given(checkout: Checkout, pyth
     made = MAKES in report
     assert made is makes
     assert ("pip install" in report and "envs/cuda.txt" in report) is makes
-    command = next(line for line in report.splitlines() if "routeblock census " in line)
-    assert (f"{python} -m routeblock census" in command) is (python != "null")
+    command = next(line for line in report.splitlines() if "routeblock study-a census " in line)
+    assert (f"{python} -m routeblock study-a census" in command) is (python != "null")
 
 
 def test_an_interpreter_that_was_made_is_not_made_again(checkout: Checkout) -> None:

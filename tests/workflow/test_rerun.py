@@ -61,7 +61,7 @@ def test_an_edit_of_code_or_input_runs_what_uses_it(
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [
-        ("workflow/routeblock/cli.py", '"""Check sealed', '"""Check all sealed'),
+        ("workflow/routeblock/cli/results.py", '"""Check sealed', '"""Check all sealed'),
         ("workflow/routeblock/generated.py", "indent=2", "indent=4"),
         ("workflow/routeblock/route_block/targets.py", "PUBLISHED = ", "ANOTHER = PUBLISHED = "),
     ],

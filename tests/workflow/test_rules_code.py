@@ -12,6 +12,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -56,10 +57,12 @@ def rules() -> list[Rule]:
     for file in sorted((ROOT / "workflow" / "rules").glob("*.smk")):
         for block in re.split(r"(?m)^(?=rule |checkpoint )|^ +(?=rule\b)", file.read_text())[1:]:
             name, code = re.match(r"\w+ ?(\w*)", block), re.search(r"code=code\(([^)]*)\)", block)
-            command = re.search(r"(?:routeblock|{params\.routeblock}) ([a-z][a-z-]*) ", block.partition("shell:")[2])
+            command = re.search(
+                r"(?:routeblock|{params\.routeblock}) ((?:[a-z][a-z-]* )+)", block.partition("shell:")[2]
+            )
             if name and code and command:
                 modules = [*re.findall(r'"([\w.]+)"', code[1]), *(CudaLane.modules if "CudaLane" in code[1] else ())]
-                found.append(Rule(name[1] or file.stem, command[1], tuple(modules)))
+                found.append(Rule(name[1] or file.stem, command[1].strip(), tuple(modules)))
     return found
 
 
@@ -68,21 +71,24 @@ RULES = rules()
 
 def imports(command: str) -> set[str]:
     """The modules of the package that a command imports."""
-    callback = typer.main.get_group(cli.app).commands[command].callback
+    found: Any = typer.main.get_group(cli.app)
+    for word in command.split():
+        found = found.commands[word]
+    callback = found.callback
     assert callback is not None
     module = ast.parse(inspect.getsource(sys.modules[callback.__module__]))
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
     mine = functions[callback.__name__]
     used = {node.id for node in ast.walk(mine) if isinstance(node, ast.Name)}
     helpers = [function for name, function in functions.items() if name.startswith("_") and name in used]
-    found = set()
+    modules = set()
     for node in (node for function in (mine, *helpers) for node in ast.walk(function)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("routeblock"):
             for name in node.names:
                 inner = PACKAGE_ROOT.joinpath(*node.module.split(".")[1:], name.name)
                 is_module = inner.with_suffix(".py").is_file() or inner.is_dir()
-                found.add(f"{node.module}.{name.name}" if is_module else node.module)
-    return found
+                modules.add(f"{node.module}.{name.name}" if is_module else node.module)
+    return modules
 
 
 def test_the_rules_are_found() -> None:

@@ -18,7 +18,7 @@ from routeblock.report.catalogue import FIGURES, TABLES
 
 MODELS: dict[str, type[BaseModel]] = {"config": Config, "manifest": Manifest}
 README, SCHEMAS, CAPTIONS = "README.md", "workflow/schemas", "workflow/report"
-_BEGIN, _END = "<!-- list of {}s: made by `routeblock generate` -->", "<!-- end of the list of {}s -->"
+_BEGIN, _END = "<!-- list of {}s: made by `routeblock workflow generate` -->", "<!-- end of the list of {}s -->"
 
 
 def files(root: Path) -> dict[str, str]:

@@ -63,7 +63,7 @@ def prepare(settings: Any, results: Path) -> Config:
 
 
 def checkpoint_arguments(config: Config) -> str:
-    """The options of `routeblock checkpoint-fixture` that config.yaml asks for, quoted for a shell.
+    """The options of `routeblock checkpoint fixture` that config.yaml asks for, quoted for a shell.
 
     The pair search looks at every point on every lane whose launches are known.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What canonical alignment costs, from a committed record; a GPU records with `routeblock record-alignment`.
+# What canonical alignment costs, from a committed record; a GPU records with `routeblock alignment record`.
 
 
 rule recorded_alignment:
@@ -17,7 +17,7 @@ rule recorded_alignment:
         out=subpath(output.manifest, parent=True),
         code=code("routeblock.alignment_cost.verification"),
     shell:
-        "routeblock recorded-alignment --source {params.source:q} --protocol {input.protocol:q}"
+        "routeblock alignment recorded --source {params.source:q} --protocol {input.protocol:q}"
         " --out {params.out:q} 2> {log:q}"
 
 
@@ -36,7 +36,7 @@ rule alignment_statistics:
         out=subpath(output.statistics, parent=True),
         code=code("routeblock.alignment_cost.study", "routeblock.timing.statistics"),
     shell:
-        "routeblock alignment-statistics --record {params.source:q} --protocol {input.protocol:q}"
+        "routeblock alignment statistics --record {params.source:q} --protocol {input.protocol:q}"
         " --out {params.out:q} 2> {log:q}"
 
 
@@ -56,7 +56,7 @@ rule validate_alignment:
         out=subpath(output.validation, parent=True),
         code=code("routeblock.alignment_cost.study", "routeblock.timing.validation"),
     shell:
-        "routeblock validate-alignment --record {params.source:q} --protocol {input.protocol:q}"
+        "routeblock alignment validate --record {params.source:q} --protocol {input.protocol:q}"
         " --statistics {input.statistics:q} --out {params.out:q} 2> {log:q}"
 
 
@@ -80,5 +80,5 @@ rule alignment_mutations:
             "routeblock.timing.mutations",
         ),
     shell:
-        "routeblock mutate-alignment --record {params.source:q} --protocol {input.protocol:q}"
+        "routeblock alignment mutate --record {params.source:q} --protocol {input.protocol:q}"
         " --declared {input.declared:q} --out {params.out:q} > {log:q} 2>&1"

@@ -13,4 +13,4 @@ rule build_kernels:
         out=subpath(output.record, parent=True),
         code=code("routeblock.cuda.build"),
     shell:
-        "routeblock build-kernels --arch {wildcards.arch} --out {params.out:q} 2> {log:q}"
+        "routeblock gpu build-kernels --arch {wildcards.arch} --out {params.out:q} 2> {log:q}"

@@ -27,7 +27,7 @@ rule capture:
         routeblock=routeblock,
         code=code("routeblock.route_block.gpu.captures", *CudaLane.modules),
     shell:
-        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} capture --fixture {params.fixture:q}"
+        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} study-a capture --fixture {params.fixture:q}"
         " --history {wildcards.history} --out {params.out:q} 2> {log:q}"
 
 
@@ -50,4 +50,4 @@ rule captured_plans:
         captures=lambda wildcards, input: [f"--from {Path(capture).parent}" for capture in input.captures],
         code=code("routeblock.route_block.gpu.captures"),
     shell:
-        "routeblock freeze-plans --fixture {params.fixture:q} {params.captures} --out {output.plans:q} 2> {log:q}"
+        "routeblock study-a freeze-plans --fixture {params.fixture:q} {params.captures} --out {output.plans:q} 2> {log:q}"

@@ -26,7 +26,7 @@ rule census:
         gpu=lambda wildcards: gpu_of(int(wildcards.n), CONFIG.cuda.gpus),
         code=code("routeblock.route_block.gpu.census", *CudaLane.modules),
     shell:
-        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} census --fixture {params.fixture:q}"
+        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} study-a census --fixture {params.fixture:q}"
         " --prediction {input.prediction:q} --history {wildcards.history} --process {wildcards.n}"
         " --calls {params.calls} --gpu {params.gpu} --out {output.census:q} 2> {log:q}"
 
@@ -53,8 +53,8 @@ rule unassisted:
         routeblock=routeblock,
         code=code("routeblock.route_block.gpu.unassisted", *CudaLane.modules),
     shell:
-        "(ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} unassisted --fixture {params.fixture:q}"
-        " --out {output.assisted:q} && env -u ROUTEBLOCK_PROBE {params.routeblock} unassisted"
+        "(ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} study-a unassisted --fixture {params.fixture:q}"
+        " --out {output.assisted:q} && env -u ROUTEBLOCK_PROBE {params.routeblock} study-a unassisted"
         " --fixture {params.fixture:q} --out {output.unassisted:q}) 2> {log:q}"
 
 
@@ -70,7 +70,7 @@ rule census_summary:
         out=subpath(output.summary, parent=True),
         code=code("routeblock.route_block.gpu.census_summary"),
     shell:
-        "routeblock summarize-census {params.out:q}/census --lane {wildcards.lane}"
+        "routeblock study-a summarize-census {params.out:q}/census --lane {wildcards.lane}"
         " --out {output.summary:q} 2> {log:q}"
 
 
@@ -88,7 +88,7 @@ rule probe_control:
         out=subpath(output.comparison, parent=True),
         code=code("routeblock.route_block.gpu.probe_comparison"),
     shell:
-        "routeblock compare-unassisted {params.out:q}/probe_control --lane {wildcards.lane}"
+        "routeblock study-a compare-unassisted {params.out:q}/probe_control --lane {wildcards.lane}"
         " --out {output.comparison:q} > {log:q} 2>&1"
 
 
@@ -112,7 +112,7 @@ rule agreement:
         out=subpath(output.agreement, parent=True),
         code=code("routeblock.route_block.gpu.agreement"),
     shell:
-        "routeblock agree --fixture {params.fixture:q} --prediction {input.prediction:q}"
+        "routeblock study-a agree --fixture {params.fixture:q} --prediction {input.prediction:q}"
         " --runs {params.out:q} --lane {wildcards.lane} --out {output.agreement:q} > {log:q} 2>&1"
 
 
@@ -131,5 +131,5 @@ rule versions:
         results=lambda wildcards, input: [f"--from {result}" for result in input.results],
         code=code("routeblock.route_block.gpu.versions"),
     shell:
-        "routeblock compare-versions {params.results} --contents {input.contents:q} --golden {params.golden:q}"
+        "routeblock study-a compare-versions {params.results} --contents {input.contents:q} --golden {params.golden:q}"
         " --out {output.versions:q} 2> {log:q}"

@@ -25,6 +25,22 @@ FIGURES = [*STUDY_A.figures(), *alignment.figures(), *grouped.figures()]
 FIXTURE_SPEC = f"{FIXTURE}/{SPEC}"
 FIXTURE_TENSORS = [f"{FIXTURE}/{name}" for name in TENSOR_FILES]
 
+
+# What every wildcard may be; a rule that is for some of these alone narrows it.
+wildcard_constraints:
+    fixture="published_geometry|checkpoint",
+    lane="[a-z0-9]+(-[a-z0-9]+)*",
+    point="published|auto",
+    plan_source="stored|captured",
+    cell="|".join(CELLS),
+    history="|".join(HISTORIES),
+    n="[1-9][0-9]*",
+    device="[cg]pu[0-9]+",
+    kind="sweep|confirmation|beyond",
+    arch="sm_[0-9]+[a-z]?",
+    recording="|".join(grouped.RECORDINGS),
+
+
 # How a lane's commands are started: on the lane cuda by an interpreter with torch, from this checkout's package.
 CUDA_PYTHON = CONFIG.cuda.python
 ON_CUDA = (

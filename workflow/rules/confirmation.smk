@@ -30,5 +30,5 @@ rule confirmation:
         # Apart from what depends on an input: that is no reason to run again.
         threads=lambda w: grouped.threads(CONFIG, w.lane),
     shell:
-        "{params.window} routeblock confirm --device {wildcards.device} --protocol {input.protocol:q} {params.cubin} --threads {params.threads}"
+        "{params.window} routeblock study-b confirm --device {wildcards.device} --protocol {input.protocol:q} {params.cubin} --threads {params.threads}"
         " --out {params.out} 2> {log:q}"

@@ -38,7 +38,7 @@ rule predictions:
         out=subpath(output.manifest, parent=True),
         code=code("routeblock.diagnose.predict_table"),
     shell:
-        "routeblock predictions {input.answers:q} --out {params.out:q} 2> {log:q}"
+        "routeblock diagnose predictions {input.answers:q} --out {params.out:q} 2> {log:q}"
 
 
 rule launches:
@@ -55,7 +55,7 @@ rule launches:
         layer=LAYER_OPTIONS,
         code=code("routeblock.diagnose.launch_tables"),
     shell:
-        "routeblock launches --vllm {params.vllm} {params.layer} --out {params.out:q} > {log:q} 2>&1"
+        "routeblock diagnose launches --vllm {params.vllm} {params.layer} --out {params.out:q} > {log:q} 2>&1"
 
 
 rule survey_point:
@@ -78,7 +78,7 @@ rule survey_point:
         seed=CONFIG.survey.seed,
         code=code("routeblock.diagnose.survey", "routeblock.diagnose.twin_sample"),
     shell:
-        "routeblock survey-point --gpu {params.gpu:q} --vllm {params.vllm} {params.layer}"
+        "routeblock diagnose survey-point --gpu {params.gpu:q} --vllm {params.vllm} {params.layer}"
         " --population {params.population} {params.routing} --tokens {wildcards.tokens} --routings {params.routings}"
         " --sample {params.sample} --macs {params.macs} --seed {params.seed} --out {output.point:q} > {log:q} 2>&1"
 

@@ -14,7 +14,7 @@ rule environment:
         out=subpath(output.record, parent=True),
         code=code("routeblock.environment"),
     shell:
-        "routeblock environment --out {params.out:q} --pins {input.pins:q} 2> {log:q}"
+        "routeblock workflow environment --out {params.out:q} --pins {input.pins:q} 2> {log:q}"
 
 
 # For the lane cuda, where config.yaml names .venv-cuda/bin/python.

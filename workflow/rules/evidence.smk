@@ -51,5 +51,5 @@ for lane, groups in STUDY_A.recorded.items():
                 out=subpath(output[0], parent=True),
                 code=code("routeblock.route_block.runs.recorded"),
             shell:
-                "routeblock restore-evidence --fixture {params.fixture:q} --evidence {params.evidence:q}"
+                "routeblock study-a restore-evidence --fixture {params.fixture:q} --evidence {params.evidence:q}"
                 " --group {params.group} --out {params.out} 2> {log:q}"

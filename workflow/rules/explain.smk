@@ -95,7 +95,7 @@ for name, answers in DIAGNOSES.items():
             sources=[f"--from {answer}" for answer in answers],
             code=code("routeblock.diagnose.explain_tables"),
         shell:
-            "routeblock diagnosis-table {params.name} {params.sources} --out {params.out:q} 2> {log:q}"
+            "routeblock diagnose table {params.name} {params.sources} --out {params.out:q} 2> {log:q}"
 
 
 rule figure_explain:
@@ -110,7 +110,7 @@ rule figure_explain:
         out=subpath(output.manifest, parent=True),
         code=code("routeblock.diagnose.explain_drawings"),
     shell:
-        "routeblock draw-explanation --from {input.answer:q} --out {params.out:q} 2> {log:q}"
+        "routeblock diagnose draw --from {input.answer:q} --out {params.out:q} 2> {log:q}"
 
 
 rule diagnosis:

@@ -14,7 +14,7 @@ rule fixture:
         seed=CONFIG.fixture.seed,
         code=code("routeblock.route_block.fixtures.make"),
     shell:
-        "routeblock fixture --name published_geometry --seed {params.seed} --out {params.out:q} 2> {log:q}"
+        "routeblock study-a fixture --name published_geometry --seed {params.seed} --out {params.out:q} 2> {log:q}"
 
 
 # Whether there are exchange pairs, and so which cells run, is known once this is made.
@@ -34,5 +34,5 @@ checkpoint checkpoint_fixture:
         arguments=checkpoint_arguments(CONFIG),
         code=code("routeblock.route_block.fixtures.from_checkpoint"),
     shell:
-        "routeblock checkpoint-fixture {params.path:q} --manifest {input.files:q} --out {params.out:q}"
+        "routeblock checkpoint fixture {params.path:q} --manifest {input.files:q} --out {params.out:q}"
         " {params.arguments} 2> {log:q}"

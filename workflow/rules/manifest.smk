@@ -17,5 +17,5 @@ rule manifest:
         layer=CONFIG.checkpoint.layer,
         code=code("routeblock.checkpoint.manifest"),
     shell:
-        "routeblock manifest {params.path:q} --out {params.out:q} --layer {params.layer}"
+        "routeblock checkpoint manifest {params.path:q} --out {params.out:q} --layer {params.layer}"
         " {params.revision:q} 2> {log:q}"

@@ -24,6 +24,6 @@ rule mutations:
         replicates=replicates,
         code=code("routeblock.route_block.scorer.mutations"),
     shell:
-        "routeblock mutate --fixture {params.fixture:q} --prediction {input.prediction:q} --identity {input.identity:q} {params.plans}"
+        "routeblock study-a mutate --fixture {params.fixture:q} --prediction {input.prediction:q} --identity {input.identity:q} {params.plans}"
         " --runs {params.out:q} --lane {wildcards.lane} --replicates {params.replicates} --declared {input.declared:q}"
         " --out {output.mutations:q} > {log:q} 2>&1"

@@ -23,7 +23,7 @@ rule recorded_native:
         fixture=subpath(input.spec, parent=True),
         code=code("routeblock.route_block.native.evidence"),
     shell:
-        "routeblock recorded-native --source {params.source:q} --fixture {params.fixture:q}"
+        "routeblock study-a recorded-native --source {params.source:q} --fixture {params.fixture:q}"
         " --protocol {input.protocol:q} --out {output.summary:q} > {log:q} 2>&1"
 
 
@@ -41,4 +41,4 @@ rule recorded_operator:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         code=code("routeblock.route_block.gpu.operator_check"),
     shell:
-        "routeblock recorded-operator --source {params.source:q} --out {output.summary:q} > {log:q} 2>&1"
+        "routeblock study-a recorded-operator --source {params.source:q} --out {output.summary:q} > {log:q} 2>&1"

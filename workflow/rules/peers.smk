@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Fast paths for Q6_K x Q8_1 and their peers, from a committed record; a GPU records with `routeblock record-dispatch`.
+# Fast paths for Q6_K x Q8_1 and their peers, from a committed record; a GPU records with `routeblock fast-paths record`.
 
 
 rule recorded_dispatch:
@@ -17,7 +17,7 @@ rule recorded_dispatch:
         out=subpath(output.manifest, parent=True),
         code=code("routeblock.q6k_dispatch.verification"),
     shell:
-        "routeblock recorded-dispatch --source {params.source:q} --protocol {input.protocol:q}"
+        "routeblock fast-paths recorded --source {params.source:q} --protocol {input.protocol:q}"
         " --out {params.out:q} 2> {log:q}"
 
 
@@ -36,7 +36,7 @@ rule dispatch_statistics:
         out=subpath(output.statistics, parent=True),
         code=code("routeblock.q6k_dispatch.study", "routeblock.timing.statistics"),
     shell:
-        "routeblock dispatch-statistics --record {params.source:q} --protocol {input.protocol:q}"
+        "routeblock fast-paths statistics --record {params.source:q} --protocol {input.protocol:q}"
         " --out {params.out:q} 2> {log:q}"
 
 
@@ -56,7 +56,7 @@ rule validate_dispatch:
         out=subpath(output.validation, parent=True),
         code=code("routeblock.q6k_dispatch.study", "routeblock.timing.validation"),
     shell:
-        "routeblock validate-dispatch --record {params.source:q} --protocol {input.protocol:q}"
+        "routeblock fast-paths validate --record {params.source:q} --protocol {input.protocol:q}"
         " --statistics {input.statistics:q} --out {params.out:q} 2> {log:q}"
 
 
@@ -80,5 +80,5 @@ rule dispatch_mutations:
             "routeblock.timing.mutations",
         ),
     shell:
-        "routeblock mutate-dispatch --record {params.source:q} --protocol {input.protocol:q}"
+        "routeblock fast-paths mutate --record {params.source:q} --protocol {input.protocol:q}"
         " --declared {input.declared:q} --out {params.out:q} > {log:q} 2>&1"

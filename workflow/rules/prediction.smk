@@ -20,7 +20,7 @@ rule prediction:
         routeblock=routeblock,
         code=code("routeblock.route_block.prediction.freeze"),
     shell:
-        "{params.routeblock} freeze --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
+        "{params.routeblock} study-a freeze --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
 
 
@@ -45,7 +45,7 @@ checkpoint captured_prediction:
         routeblock=routeblock,
         code=code("routeblock.route_block.prediction.freeze"),
     shell:
-        "{params.routeblock} freeze --plans {input.plans:q} --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
+        "{params.routeblock} study-a freeze --plans {input.plans:q} --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
 
 
@@ -67,7 +67,7 @@ rule superseded_prediction:
         routeblock=routeblock,
         code=code("routeblock.route_block.prediction.freeze"),
     shell:
-        "{params.routeblock} freeze --superseded --fixture {params.fixture:q} --lane {wildcards.lane}"
+        "{params.routeblock} study-a freeze --superseded --fixture {params.fixture:q} --lane {wildcards.lane}"
         " --point {wildcards.point} --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
 
 
@@ -85,5 +85,5 @@ rule control:
         fixture=subpath(input.spec, parent=True),
         code=code("routeblock.route_block.runs.negative_control"),
     shell:
-        "routeblock control --fixture {params.fixture:q} --prediction {input.prediction:q} --lane {wildcards.lane}"
+        "routeblock study-a control --fixture {params.fixture:q} --prediction {input.prediction:q} --lane {wildcards.lane}"
         " --out {output.control:q} 2> {log:q}"

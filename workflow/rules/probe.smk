@@ -11,4 +11,4 @@ rule probe:
     params:
         code=code("routeblock.cuda.grid_probe"),
     shell:
-        "routeblock build-probe {output.probe:q} 2> {log:q}"
+        "routeblock gpu build-probe {output.probe:q} 2> {log:q}"

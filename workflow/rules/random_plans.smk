@@ -19,4 +19,4 @@ rule random_plans:
         seed=1,
         code=code("routeblock.route_block.prediction.random_plans"),
     shell:
-        "routeblock random-plans --fixture {params.fixture:q} --lane {wildcards.lane} --plans {params.plans} --grids {params.grids} --seed {params.seed} --out {output.plans:q} > {log:q} 2>&1"
+        "routeblock study-a random-plans --fixture {params.fixture:q} --lane {wildcards.lane} --plans {params.plans} --grids {params.grids} --seed {params.seed} --out {output.plans:q} > {log:q} 2>&1"

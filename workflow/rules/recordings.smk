@@ -22,8 +22,6 @@ rule other_recorded:
         ),
     log:
         "results/logs/grouped_schedule/{recording}/{kind}.log",
-    wildcard_constraints:
-        recording="|".join(grouped.RECORDINGS),
     # No param: how many threads verify it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     params:
@@ -31,7 +29,7 @@ rule other_recorded:
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
     shell:
-        "routeblock recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
+        "routeblock study-b recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
         " --lane {wildcards.recording} --threads {threads} --out {params.out} 2> {log:q}"
 
 
@@ -47,15 +45,13 @@ rule other_statistics:
         manifest="results/grouped_schedule/{recording}/statistics/statistics.manifest.json",
     log:
         "results/logs/grouped_schedule/{recording}/statistics.log",
-    wildcard_constraints:
-        recording="|".join(grouped.RECORDINGS),
     params:
         out=subpath(output.statistics, parent=True),
         code=code("routeblock.grouped_schedule.statistics"),
         records=lambda w: [f"--record {folder}" for folder in grouped.other_records([w.recording])],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock statistics {params.records} --protocol {input.protocol:q}"
+        "routeblock study-b statistics {params.records} --protocol {input.protocol:q}"
         " --minimum-effect {params.minimum_effect} --out {params.out:q} 2> {log:q}"
 
 
@@ -72,13 +68,11 @@ rule other_validation:
         manifest="results/grouped_schedule/{recording}/validation/validation.manifest.json",
     log:
         "results/logs/grouped_schedule/{recording}/validation.log",
-    wildcard_constraints:
-        recording="|".join(grouped.RECORDINGS),
     params:
         out=subpath(output.validation, parent=True),
         code=code("routeblock.grouped_schedule.study", "routeblock.timing.validation"),
         records=lambda w: [f"--record {folder}" for folder in grouped.other_records([w.recording])],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock validate-timings {params.records} --protocol {input.protocol:q}"
+        "routeblock study-b validate {params.records} --protocol {input.protocol:q}"
         " --minimum-effect {params.minimum_effect} --statistics {input.statistics:q} --out {params.out:q} 2> {log:q}"

@@ -16,7 +16,7 @@ rule golden:
     params:
         code=code("routeblock.twin.self_test"),
     shell:
-        "routeblock check-twin --golden {input.golden:q} --out {output.check:q} 2> {log:q}"
+        "routeblock gpu check-twin --golden {input.golden:q} --out {output.check:q} 2> {log:q}"
 
 
 # What is going to compute, written down and sealed before the first run, which has it as an input: the scorer asks no
@@ -36,7 +36,7 @@ rule identity:
             "routeblock.route_block.runs.twin",
         ),
     shell:
-        "routeblock freeze-identity --lane {wildcards.lane} --out {output.identity:q} 2> {log:q}"
+        "routeblock study-a freeze-identity --lane {wildcards.lane} --out {output.identity:q} 2> {log:q}"
 
 
 rule identity_cuda:
@@ -57,7 +57,7 @@ rule identity_cuda:
         routeblock=routeblock,
         code=code("routeblock.route_block.runs.identity", "routeblock.route_block.runs.run", *CudaLane.modules),
     shell:
-        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} freeze-identity --lane {wildcards.lane} --out {output.identity:q} 2> {log:q}"
+        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} study-a freeze-identity --lane {wildcards.lane} --out {output.identity:q} 2> {log:q}"
 
 
 rule run:
@@ -82,7 +82,7 @@ rule run:
         out=subpath(output.record, parent=True),
         code=code("routeblock.route_block.runs.run", "routeblock.route_block.runs.twin"),
     shell:
-        "routeblock run --fixture {params.fixture:q} --prediction {input.prediction:q} --identity {input.identity:q} --lane {wildcards.lane}"
+        "routeblock study-a run --fixture {params.fixture:q} --prediction {input.prediction:q} --identity {input.identity:q} --lane {wildcards.lane}"
         " --cell {wildcards.cell} --history {wildcards.history} --replicate {wildcards.n} --out {params.out:q} 2> {log:q}"
 
 
@@ -119,7 +119,7 @@ rule run_cuda:
         after=after,
         code=code("routeblock.route_block.runs.run", *CudaLane.modules),
     shell:
-        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} run --fixture {params.fixture:q}"
+        "ROUTEBLOCK_PROBE={input.probe:q} {params.routeblock} study-a run --fixture {params.fixture:q}"
         " --prediction {input.prediction:q} --identity {input.identity:q} {params.plans} --lane {wildcards.lane} --cell {wildcards.cell}"
         " --history {wildcards.history} --replicate {wildcards.n} --gpu {params.gpu} {params.after}"
         " --limit {resources.wait_s} --out {params.out:q} 2> {log:q}"

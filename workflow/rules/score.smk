@@ -25,6 +25,6 @@ rule score:
         replicates=replicates,
         code=code("routeblock.route_block.scorer.score"),
     shell:
-        "routeblock score --fixture {params.fixture:q} --prediction {input.prediction:q} --identity {input.identity:q} {params.plans}"
+        "routeblock study-a score --fixture {params.fixture:q} --prediction {input.prediction:q} --identity {input.identity:q} {params.plans}"
         " --runs {params.out:q} --lane {wildcards.lane} --replicates {params.replicates}"
         " --golden {input.golden:q} --out {output.score:q} > {log:q} 2>&1"

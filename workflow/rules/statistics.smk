@@ -18,7 +18,7 @@ rule statistics:
         records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock statistics {params.records} --protocol {input.protocol:q}"
+        "routeblock study-b statistics {params.records} --protocol {input.protocol:q}"
         " --minimum-effect {params.minimum_effect} --out {params.out:q} 2> {log:q}"
 
 
@@ -39,7 +39,7 @@ rule validate_timings:
         records=[f"--record {folder}" for folder in grouped.records(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock validate-timings {params.records} --protocol {input.protocol:q}"
+        "routeblock study-b validate {params.records} --protocol {input.protocol:q}"
         " --minimum-effect {params.minimum_effect} --statistics {input.statistics:q} --out {params.out:q} 2> {log:q}"
 
 
@@ -66,7 +66,7 @@ rule grouped_mutations:
         records=[f"--record {folder}" for folder in grouped.edited(CONFIG)],
         minimum_effect=CONFIG.grouped_schedule.minimum_effect,
     shell:
-        "routeblock mutate-timings {params.records} --protocol {input.protocol:q} --declared {input.declared:q}"
+        "routeblock study-b mutate {params.records} --protocol {input.protocol:q} --declared {input.declared:q}"
         " --minimum-effect {params.minimum_effect} --threads {threads} --out {params.out:q} > {log:q} 2>&1"
 
 
@@ -93,4 +93,4 @@ rule bundle:
         code=code("routeblock.grouped_schedule.bundle"),
         sources=[f"--source {path}" for path in grouped.bundled(CONFIG)],
     shell:
-        "routeblock grouped-bundle {params.sources} --readme {input.readme:q} --out {params.out:q} 2> {log:q}"
+        "routeblock study-b bundle {params.sources} --readme {input.readme:q} --out {params.out:q} 2> {log:q}"

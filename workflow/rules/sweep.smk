@@ -31,7 +31,7 @@ rule sweep:
         # Apart from what depends on an input: that is no reason to run again.
         threads=lambda w: grouped.threads(CONFIG, w.lane),
     shell:
-        "{params.window} routeblock sweep --device {wildcards.device} --protocol {input.protocol:q} {params.cubin} --threads {params.threads}"
+        "{params.window} routeblock study-b sweep --device {wildcards.device} --protocol {input.protocol:q} {params.cubin} --threads {params.threads}"
         " --out {params.out} 2> {log:q}"
 
 
@@ -57,7 +57,7 @@ rule beyond:
         window=lambda w: grouped.window(CONFIG, "cuda", w.device, "beyond"),
         out=subpath(output[0], parent=True),
     shell:
-        "{params.window} routeblock beyond --device {wildcards.device} --protocol {input.protocol:q} --cubin {input.cubin:q}"
+        "{params.window} routeblock study-b beyond --device {wildcards.device} --protocol {input.protocol:q} --cubin {input.cubin:q}"
         " --out {params.out} 2> {log:q}"
 
 
@@ -76,7 +76,7 @@ rule sanitizer:
         out=subpath(output.report, parent=True),
         code=code("routeblock.grouped_schedule.sanitizer", "routeblock.grouped_schedule.sanitizer_cases"),
     shell:
-        "routeblock sanitize --device {wildcards.device} --protocol {input.protocol:q} --cubin {input.cubin:q}"
+        "routeblock study-b sanitize --device {wildcards.device} --protocol {input.protocol:q} --cubin {input.cubin:q}"
         " --out {params.out:q} 2> {log:q}"
 
 
@@ -104,7 +104,7 @@ rule recorded:
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
     shell:
-        "routeblock recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
+        "routeblock study-b recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
         " --threads {threads} --out {params.out} 2> {log:q}"
 
 
@@ -128,4 +128,4 @@ if grouped.recorded_documents():
             source=subpath(input.contents, parent=True),
             out=subpath(output.manifest, parent=True),
         shell:
-            "routeblock recorded-documents --source {params.source} --contents {input.contents:q} --out {params.out} 2> {log:q}"
+            "routeblock study-b recorded-documents --source {params.source} --contents {input.contents:q} --out {params.out} 2> {log:q}"

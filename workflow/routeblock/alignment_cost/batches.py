@@ -42,4 +42,4 @@ class Batch:
     temperature_c: int
 
 
-TABLE = BatchTable(Batch, {"side": "arm", "clock": "mode"}, "record again: routeblock record-alignment")
+TABLE = BatchTable(Batch, {"side": "arm", "clock": "mode"}, "record again: routeblock alignment record")

@@ -67,7 +67,7 @@ def ready(command: str) -> None:
 
 def check_exactness(out: Path, progress: Callable[[str], None] = print) -> dict[str, Any]:
     """Run the checks of bits on CUDA device 0 and write `exactness.json` to `out`. Raises InputError as `ready`."""
-    ready("alignment-exactness")
+    ready("alignment exactness")
     from routeblock.alignment_cost import exactness
 
     told = exactness.check(progress)
@@ -77,7 +77,7 @@ def check_exactness(out: Path, progress: Callable[[str], None] = print) -> dict[
 
 def _beside(out: Path) -> threading.Thread:
     def work() -> None:
-        subprocess.run([sys.executable, "-m", "routeblock", "alignment-exactness", "--out", str(out)])
+        subprocess.run([sys.executable, "-m", "routeblock", "alignment", "exactness", "--out", str(out)])
         sanitizer.write(out / SANITIZER, SANITIZER_CASES, [])
 
     thread = threading.Thread(target=work)
@@ -96,7 +96,7 @@ def write(out: Path, protocol_path: Path, *, seconds: float, progress: Callable[
     protocol = load(protocol_path)
     named = os.environ.get(EXTENSION_VARIABLE)
     extension = find_extension(Path(named) if named else None)
-    ready("record-alignment")
+    ready("alignment record")
     out.mkdir(parents=True, exist_ok=True)
     for name in STUDY.files:
         (out / name).unlink(missing_ok=True)

@@ -84,7 +84,7 @@ def checks(given: Evidence) -> list[Row]:
             f"no check of {lacks[0]}",
             where=str(given.found.folder / "exactness.json"),
             limit=f"all of {', '.join(_EXACT)} are needed, and a check ends where bits differ",
-            way_out="record again: routeblock record-alignment",
+            way_out="record again: routeblock alignment record",
         )
     bits = "different" if exact["differs"] else "equal"
     used = ", ".join(f"{name} {n}" for name, n in exact["random"]["variants"].items())
@@ -164,8 +164,10 @@ TABLES = by_name(
         "place; by graph the two captures differ by more than the interval shows, so a ratio within the floor's "
         "distance from 1 says nothing. target: the largest ratio allowed, where the protocol binds. growth: time over "
         "that of the smallest M. graph: replay of one graph. stream: one by one into a full queue, the device's clock. "
-        "host: the same calls on the host's clock, no verdict: here canonical calls cost more, because they are "
-        "enqueued from Python.",
+        "host: the same calls on the host's clock, no verdict: here canonical calls cost more; that it is because they "
+        "are enqueued from Python is an inference. margin_percent: fixed in advance for each campaign (operator: the "
+        "alignment alone; layer: with both GEMMs). A shape is E experts and top-k k; a verdict of one says nothing of "
+        "others.",
         share=Share((("role", "bound"), ("mode", "graph")), 32),
     ),
     Table(

@@ -23,9 +23,9 @@ MUTATIONS = Given("mutations", (f"{RESULTS}/mutations/mutations.json",))
 def tables() -> list[Target]:
     """Every table."""
     given = {"alignment_mutations": (*GIVEN, MUTATIONS)}
-    return [Target(table, "alignment-table", CATEGORY, given.get(name, GIVEN)) for name, table in TABLES.items()]
+    return [Target(table, "alignment table", CATEGORY, given.get(name, GIVEN)) for name, table in TABLES.items()]
 
 
 def figures() -> list[Target]:
     """Every figure."""
-    return from_tables(FIGURES.values(), "figure", CATEGORY)
+    return from_tables(FIGURES.values(), "workflow figure", CATEGORY)

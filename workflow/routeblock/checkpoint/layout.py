@@ -137,7 +137,7 @@ class Plain:
             f"tensor {self.first.name} is plain {self.first.dtype}",
             where=str(folder.root / self.first.shard),
             limit=f"{self.reason} in {CONFIG}, and the study needs packed 4-bit experts",
-            way_out=f"choose another layer than {layer} (routeblock checkpoint lists them)",
+            way_out=f"choose another layer than {layer} (routeblock checkpoint check lists them)",
         )
 
 

@@ -215,7 +215,7 @@ def read_manifest(path: Path) -> tuple[bytes, Mapping[str, Entry]]:
             f"not a manifest of a checkpoint: {e}",
             where=str(path),
             limit=f"{FORMAT} in canonical JSON",
-            way_out="make it with routeblock manifest",
+            way_out="make it with routeblock checkpoint manifest",
         ) from e
 
 

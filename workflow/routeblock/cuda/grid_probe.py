@@ -165,7 +165,7 @@ class GridProbe:
                 "the grid probe is not preloaded in this process",
                 where="grid probe",
                 limit="grids are recorded by an object in LD_PRELOAD",
-                way_out=f"build it (routeblock build-probe) and name it in {PROBE_VARIABLE}",
+                way_out=f"build it (routeblock gpu build-probe) and name it in {PROBE_VARIABLE}",
             ) from e
         self._library = library
         watched = os.fsdecode(library.routeblock_probe_target())

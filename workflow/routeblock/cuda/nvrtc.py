@@ -178,7 +178,7 @@ def cubin_architecture(code: bytes) -> str:
             "not a cubin",
             where="cubin",
             limit="an ELF file of machine type CUDA is needed",
-            way_out="build it again: routeblock build-kernels",
+            way_out="build it again: routeblock gpu build-kernels",
         )
     (flags,) = struct.unpack_from("<I", code, 48)
     # The ELF ABI that came with CUDA 13 moved the number from the lowest byte to the next.

@@ -42,7 +42,7 @@ class Kernels:
                 f"the driver does not load the kernels: {status}",
                 where="q6k_dispatch",
                 limit="a cubin for this GPU's architecture",
-                way_out="build it again: routeblock build-kernels",
+                way_out="build it again: routeblock gpu build-kernels",
             )
         self._functions = {name: self._done(driver.cuModuleGetFunction(self._module, name.encode())) for name in names}
         self._shared: dict[str, int] = {}

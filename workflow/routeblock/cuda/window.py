@@ -50,7 +50,7 @@ class Settings:
     resident: tuple[str, ...] = ()
 
     def options(self) -> str:
-        """The options of `routeblock window` that say the same, quoted for a shell; empty where there is no window."""
+        """The options of `routeblock gpu window` that say the same, quoted for a shell; empty: no window."""
         given = [
             part
             for name in ("before", "check", "after", "resident")

@@ -139,7 +139,7 @@ def read_record(path: Path) -> Record:
             f"not a readable record: {why}",
             where=str(path),
             limit=f"canonical JSON of {FORMAT}",
-            way_out="run the cell again (routeblock run)",
+            way_out="run the cell again (routeblock study-a run)",
         ) from e
 
 

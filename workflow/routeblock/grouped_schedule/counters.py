@@ -189,7 +189,7 @@ def _same_work(wanted: list[Case], replayed: list[dict[str, Any]]) -> None:
         if first.setdefault(case.cell, alone["sha256"]) != alone["sha256"]:
             raise InputError(
                 f"{case.arm} at {case.cell.label} wrote other bits than {wanted[0].arm}",
-                where="record-grouped-counters",
+                where="study-b record-counters",
                 limit="what is counted is one computation in several orders",
                 way_out="see which jobs the schedule left out",
             )
@@ -229,7 +229,7 @@ def read(source: Path) -> dict[str, Any]:
             wrong[0],
             where=str(source),
             limit="a whole record of the committed protocol",
-            way_out="restore the folder, or count again (routeblock record-grouped-counters)",
+            way_out="restore the folder, or count again (routeblock study-b record-counters)",
         )
     return document | {"calls": plan.calls}
 

@@ -28,7 +28,7 @@ def _backend(device: str, cubin: Path | None, threads: int, plan: protocol.Proto
             "no cubin",
             where=device,
             limit="lane cuda launches a cubin",
-            way_out="routeblock build-kernels, then --cubin",
+            way_out="make it (routeblock gpu build-kernels), then name it with --cubin",
         )
     from routeblock.grouped_schedule.cuda_backend import CudaBackend
 

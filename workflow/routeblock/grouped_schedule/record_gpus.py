@@ -32,20 +32,22 @@ def run(out: Path, protocol: Path, *, sanitizer: bool = True) -> Path:
     gpus = {f"gpu{index}": arch for index, arch in enumerate(telemetry.architectures())}
     cubins = {arch: out / "build" / arch / "q6k_schedules.cubin" for arch in gpus.values()}
     missing = [arch for arch, cubin in cubins.items() if not cubin.is_file()]
-    failed = _fails(*(["build-kernels", "--arch", arch, "--out", str(cubins[arch].parent)] for arch in missing))
+    failed = _fails(*(["gpu", "build-kernels", "--arch", arch, "--out", str(cubins[arch].parent)] for arch in missing))
     steps = {**STEPS, "sanitize": "sanitizer"} if sanitizer else STEPS
     for command, kind in steps.items():
         work = []
         for gpu, arch in gpus.items():
             options = {"device": gpu, "cubin": cubins[arch], "protocol": protocol, "out": out / "cuda" / gpu / kind}
-            work.append([command, *(text for name, value in options.items() for text in (f"--{name}", str(value)))])
+            work.append(
+                ["study-b", command, *(text for name, value in options.items() for text in (f"--{name}", str(value)))]
+            )
         failed += _fails(*work)
     files = sorted(p for folder in ("build", "cuda") for p in (out / folder).rglob("*") if p.is_file())
     pack(out / ARCHIVE, {p.relative_to(out).as_posix(): p for p in files})
     if failed:
         raise InputError(
             f"{len(failed)} steps failed, first: {failed[0]}",
-            where="record-gpus",
+            where="study-b record",
             limit="every step of every GPU must end well",
             way_out=f"read its own line above; {ARCHIVE} holds what there is",
         )

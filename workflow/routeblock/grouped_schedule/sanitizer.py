@@ -31,7 +31,7 @@ def write(out: Path, device: str, cubin: Path, protocol: Path) -> list[Report]:
                 "no such file",
                 where=str(given),
                 limit="the sanitizer runs a cubin over a protocol's jobs",
-                way_out="routeblock build-kernels, then --cubin; a committed protocol, then --protocol",
+                way_out="make it (routeblock gpu build-kernels), name it with --cubin; name a committed --protocol",
             )
     digest = sha256_file(cubin)
     reports = [run_tool(tool, CASES, [match[1], str(cubin), str(protocol)]) for tool in TOOLS]

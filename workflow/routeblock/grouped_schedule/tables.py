@@ -165,7 +165,7 @@ def schedule_counters(given: Evidence) -> list[Row]:
                 f"{told['arm']} at {shape} wrote bits that no record of study B holds",
                 where="counters.json",
                 limit="what is counted is the work that is timed",
-                way_out="count again (routeblock record-grouped-counters)",
+                way_out="count again (routeblock study-b record-counters)",
             )
         base = control.setdefault((told["kind"], told["slots"]), told)
         calls = document["calls"]

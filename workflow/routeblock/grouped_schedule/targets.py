@@ -177,7 +177,7 @@ def window(config: Config, lane: str, device: str, kind: str) -> str:
     if lane != GroupedLane.CUDA or not options:
         return ""
     folder = f"{RESULTS}/{lane}/{device}"
-    return f"routeblock window {options} --yields {folder}/{kind} --out {folder}/window_{kind}.json --"
+    return f"routeblock gpu window {options} --yields {folder}/{kind} --out {folder}/window_{kind}.json --"
 
 
 def threads(config: Config, lane: str) -> int:
@@ -200,9 +200,9 @@ def tables(config: Config) -> list[Target]:
     )
     mutations = Given("mutations", (f"{RESULTS}/mutations/mutations.json",))
     more = {"grouped_mutations": (*given, mutations)}
-    return [Target(table, "grouped-table", CATEGORY, more.get(name, given)) for name, table in TABLES.items()]
+    return [Target(table, "study-b table", CATEGORY, more.get(name, given)) for name, table in TABLES.items()]
 
 
 def figures() -> list[Target]:
     """Every figure."""
-    return from_tables(FIGURES.values(), "figure", CATEGORY)
+    return from_tables(FIGURES.values(), "workflow figure", CATEGORY)

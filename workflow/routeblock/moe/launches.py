@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which launch the kernel's automatic selector chose, as facts: it depends on the occupancy of the compiled kernel.
 
-Adding a launch that was read off is one entry. `recorded` was read off a running kernel, `published` stands in the
+Adding a launch that was read off is one entry here and one in the scorer's own list (`scorer/operating_points.py`); a
+test holds the two together. `recorded` was read off a running kernel, `published` stands in the
 source study, `assumed` is neither and says so wherever it is used. Where nobody read it off: automatic_launch.py.
 """
 

@@ -37,4 +37,4 @@ class Batch:
     temperature_c: int
 
 
-TABLE = BatchTable(Batch, {"side": "side", "calls": "launches"}, "record again: routeblock record-dispatch")
+TABLE = BatchTable(Batch, {"side": "side", "calls": "launches"}, "record again: routeblock fast-paths record")

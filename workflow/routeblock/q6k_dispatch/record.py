@@ -81,12 +81,12 @@ def _open(out: Path, protocol: Protocol, given: Given) -> tuple[Any, tuple[Path,
         from routeblock.q6k_dispatch.peers import LlamaCpp, Plugin
     except ImportError as e:
         raise InputError(
-            f"{e}", where="record-dispatch", limit="torch for CUDA is needed", way_out="install envs/cuda.txt"
+            f"{e}", where="fast-paths record", limit="torch for CUDA is needed", way_out="install envs/cuda.txt"
         ) from e
     if not torch.cuda.is_available():
         raise InputError(
             "no CUDA GPU is visible",
-            where="record-dispatch",
+            where="fast-paths record",
             limit="it records a GPU",
             way_out="check nvidia-smi and CUDA_VISIBLE_DEVICES",
         )

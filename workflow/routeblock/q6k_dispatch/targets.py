@@ -23,4 +23,4 @@ MUTATIONS = Given("mutations", (f"{RESULTS}/mutations/mutations.json",))
 def tables() -> list[Target]:
     """Every table."""
     given = {"dispatch_mutations": (*GIVEN, MUTATIONS)}
-    return [Target(table, "dispatch-table", CATEGORY, given.get(name, GIVEN)) for name, table in TABLES.items()]
+    return [Target(table, "fast-paths table", CATEGORY, given.get(name, GIVEN)) for name, table in TABLES.items()]

@@ -49,13 +49,14 @@ class Sentence:
 HOLDS, FAILS = "holds", "fails"
 # The histories differ; a pair exchanged inside a block changes nothing; over a boundary it carries everything over.
 MECHANISM = (1, 4, 5)
-OBSERVED, EXPLORATORY = "observed", "exploratory"
+MODELLED, COMPUTED, OBSERVED, EXPLORATORY = "modelled", "computed", "observed", "exploratory"
 STORED, SILENT = "stored", "not informative"
 SHIFTED = "shifted"
 COUNTED = ("w13", "final")
 ORDERS = {"native": "of the native alignment", "canonical": "in canonical order"}
 CAMPAIGNS = {"operator": "the alignment alone", "layer": "the whole layer"}
 CPU = "cpu"
+MODES = {"graph": "replayed from a graph", "stream": "launched one by one"}
 FRESH = ("-fresh", "-stream")  # ends of lanes whose seeds no record had used
 
 
@@ -116,9 +117,10 @@ def _mechanism(tables: Tables) -> tuple[str, list[Clause]]:
     elif not shown:
         lead = "These tables cannot tell: "
     else:
-        observed = any(kinds[key] == OBSERVED for key in shown)
+        where = "" if any(kinds[key] == OBSERVED for key in shown) else ", on the CPU twin"
         lead = (
-            f"What is shown is the effect of injected plans{'' if observed else ', on the CPU twin'}. Of these, yes: "
+            f"What is shown is the effect of injected plans{where}; placement is shown as the cause for these alone. "
+            "Of these, yes: "
         )
     exchanged = [*_exchanged(kinds, shown), *_elements(tables, shown, list(studies))]
     clauses = [_drawn(studies), exchanged, *_captured(status), _relations(rows), *_read_back(tables)]
@@ -133,15 +135,16 @@ def _drawn(studies: Iterable[Place]) -> Clause:
 
 
 def _captured(status: Mapping[Place, Mapping[int, str]]) -> list[Clause]:
-    """What relations of native plans say where plans are those that the alignment itself gave."""
+    """What relations 1 and 5 say of injected plans that the alignment itself gave."""
     captured = [found for key, found in status.items() if key[3] != STORED]
     if not captured:
         return []
     differ, silent = (sum(f.get(n) == s for f in captured) for n, s in ((1, HOLDS), (5, SILENT)))
     number = [Cited(f"{n} of {len(captured)}", "relations") for n in (differ, silent)]
+    one, five = (Cited(f"relation {n}", "relations") for n in (1, 5))
     return [
-        ["with captured plans the native histories differ in ", number[0], " studies, and the exchange is not "
-         "informative in ", number[1]]
+        ["with captured plans ", five, " (the exchange over a boundary) is not informative in ", number[1],
+         " studies, and ", one, " (the histories differ) holds in ", number[0]]
     ]  # fmt: skip
 
 
@@ -185,7 +188,8 @@ def _elements(tables: Tables, shown: Sequence[Place], studies: Sequence[Place]) 
 
 def _relations(rows: Sequence[Row]) -> Clause:
     found = Counter(str(r["status"]) for r in rows)
-    bases = Counter(str(r["basis"]) for r in rows if r["status"] == HOLDS)
+    # What a modelled lane computes is called modelled.
+    bases = Counter(kind(r) if r["basis"] == COMPUTED else str(r["basis"]) for r in rows if r["status"] == HOLDS)
     exploratory = sum(n for status, n in found.items() if status.startswith(EXPLORATORY))
     fails, unknown = found[FAILS], len(rows) - found[HOLDS] - found[FAILS] - exploratory
     failing = ", ".join(f"{r['number']} on {' '.join(place(r)[1:])}" for r in rows if r["status"] == FAILS)
@@ -197,8 +201,10 @@ def _relations(rows: Sequence[Row]) -> Clause:
         "of ",
         Cited(str(len(rows)), "relations"),
         " relations ",
-        Cited(str(bases["computed"]), "relations"),
-        " hold as computed, ",
+        Cited(str(bases[MODELLED]), "relations"),
+        " hold as modelled, ",
+        Cited(str(bases[COMPUTED]), "relations"),
+        " as computed, ",
         Cited(str(bases[OBSERVED]), "relations"),
         " as observed, ",
         Cited(str(bases["by construction"]), "relations"),
@@ -244,7 +250,7 @@ def _history(tables: Tables) -> tuple[str, list[Clause]]:
     if not rows:
         return "Not observed on a GPU here: ", [["no test of history is among these tables"]]
     shifted = all(r["verdict"] == SHIFTED for r in rows)
-    lead = "Yes, on this machine: " if shifted else "Not shown: "
+    lead = "Yes, on one machine and one routing: " if shifted else "Not shown: "
     return lead, [*(_shift(r) for r in rows), *(_repeats(r) for r in rows), *_conditions(tables), _COMPOSITE]
 
 
@@ -322,7 +328,7 @@ def _outputs(census: Sequence[Row]) -> Clause:
             Cited(calls, "census"),
             f" calls {said} gave ",
             Cited(plans, "census"),
-            f" plan{_plural(plans)} and ",
+            f" plan{_plural(plans)}{' (by construction)' if order == 'canonical' else ''} and ",
         ]
         clauses.append([*gave, Cited(finals, "census"), f" final output{_plural(finals)}", *where])
     gpus = ", ".join(dict.fromkeys(str(r["gpu"]) for r in census))
@@ -362,38 +368,67 @@ def _schedule(tables: Tables) -> tuple[str, list[Clause]]:
     if not rows:
         return "Not measured on a GPU here: ", [["no confirmation on a GPU is among these tables"]]
     verdicts = Counter(str(r["verdict"]) for r in rows)
-    told = [v for v in (*map(str, Verdict), *sorted(set(verdicts) - set(Verdict))) if verdicts[v] or v in _ALWAYS]
-    counts: list[Clause] = [[f"{v} in ", Cited(f"{verdicts[v]} of {len(rows)}", "confirmation")] for v in told]
     pairs = " and ".join(dict.fromkeys(f"{r['schedule']} against {r['baseline']}" for r in rows))
-    where = ", ".join(dict.fromkeys(f"{r['lane']} {r['device']}" for r in rows))
-    clause: Clause = [f"{pairs}, confirmed at the study's own shapes ({where}), is ", *_joined(counts, ", ")]
-    changes = [float(r["change_percent"]) for r in rows if r["change_percent"] is not None]
-    if changes:
-        clause += [" cases, with changes of ", Cited(_span(changes, "+.2f", "%"), "confirmation")]
-    else:
-        clause += [" cases, with no estimate of a change"]
+    # Records differ in device, seed and mode: each is counted for itself.
+    records: dict[tuple[str, str], list[Row]] = {}
+    for r in rows:
+        records.setdefault((str(r["lane"]), str(r["mode"])), []).append(r)
+    each = [_record(lane, mode, mine) for (lane, mode), mine in records.items()]
+    clause: Clause = [f"{pairs} at the study's own shapes is ", *_joined(each, ", ")]
     noisy = sum(r["clear_of_floor"] is False for r in rows)
     floor: list[Clause] = [[Cited(str(noisy), "confirmation"), " of these not clear of the A/A floor"]] if noisy else []
     ratio = _ratio_rows(tables)
     faster = Counter(str(r["verdict"]) for r in ratio)[Verdict.FASTER]
     lead = _ALONE.get(_only(verdicts), "It depends: ")
     if faster and _only(verdicts) == Verdict.SLOWER:
-        lead = "It depends on how the weights stand to the cache: "
-    clauses = [clause, *floor, *_fresh(rows), *_told(rows), *_other_ratio(ratio, faster), *_counted(tables)]
-    return lead, clauses
+        lead = "It depends on the shape: "
+    said = [*floor, *_fresh(rows), *_told(rows), *_few_slots(tables), *_other_ratio(ratio, faster), *_counted(tables)]
+    return lead, [clause, *said]
+
+
+def _record(lane: str, mode: str, rows: Sequence[Row]) -> Clause:
+    """The verdicts of one record, how it was timed and by how much times changed."""
+    counts = Counter(str(r["verdict"]) for r in rows)
+    told: list[Clause] = [[f"{v} in ", Cited(f"{n} of {len(rows)}", "confirmation")] for v, n in sorted(counts.items())]
+    devices = " and ".join(dict.fromkeys(str(r["device"]) for r in rows))
+    changes = [float(r["change_percent"]) for r in rows if r["change_percent"] is not None]
+    span: Part = Cited(_span(changes, "+.2f", "%"), "confirmation") if changes else "no estimate of a change"
+    return [*_joined(told, " and "), f" on {lane} {devices}, {MODES.get(mode, mode)} (", span, ")"]
+
+
+def _few_slots(tables: Tables) -> list[Clause]:
+    """At the fewest slots the mode changes more than the schedule does: each value with its own."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    wanted = ("band32", "inclusive", "job_major")
+    rows = [
+        (name, r)
+        for name, campaigns in (("discovery", (None,)), ("beyond_study", ("stream",)))
+        for r in tables.get(name) or ()
+        if (r["schedule"], r["scope"], r.get("baseline")) == wanted
+        and r["lane"] != CPU
+        and r.get("campaign") in campaigns
+        and r["change_percent"] is not None
+    ]
+    few = min((int(r["slots"]) for _, r in rows), default=0)
+    for name, r in rows:
+        if int(r["slots"]) == few:
+            found.setdefault((str(r["mode"]), str(r["lane"]), name), []).append(float(r["change_percent"]))
+    if len({mode for mode, *_ in found}) <= 1:
+        return []
+    each: list[Clause] = [
+        [f"{MODES.get(mode, mode)} ", Cited(_span(changes, "+.2f", "%"), name), f" on {lane}"]
+        for (mode, lane, name), changes in found.items()
+    ]
+    slots = Cited(str(few), rows[0][0])
+    return [["at ", slots, " slots (independent jobs) the change depends on the mode: ", *_joined(each, ", ")]]
 
 
 def _fresh(rows: Sequence[Row]) -> list[Clause]:
-    """What is said of data that no record used before."""
-    fresh = [r for r in rows if str(r["lane"]).endswith(FRESH)]
-    if not fresh:
+    """Which of the records are of data that no record used before."""
+    lanes = list(dict.fromkeys(str(r["lane"]) for r in rows if str(r["lane"]).endswith(FRESH)))
+    if not lanes:
         return [["none of it is on data that no record had used"]]
-    verdicts = Counter(str(r["verdict"]) for r in fresh)
-    counts: list[Clause] = [
-        [f"{v} in ", Cited(f"{n} of {len(fresh)}", "confirmation")] for v, n in sorted(verdicts.items())
-    ]
-    lanes = ", ".join(dict.fromkeys(str(r["lane"]) for r in fresh))
-    return [[f"on seeds that no record had used ({lanes}) it is ", *_joined(counts, ", ")]]
+    return [[f"the seeds of {' and '.join(lanes)} had been used by no record"]]
 
 
 def _ratio_rows(tables: Tables) -> list[Row]:
@@ -410,7 +445,7 @@ def _other_ratio(rows: Sequence[Row], faster: int) -> list[Clause]:
         return []
     number, span = (Cited(x, "beyond_study") for x in (f"{faster} of {len(rows)}", _span(changes, "+.2f", "%")))
     return [
-        ["where the weights keep the ratio to L2 that they had on a V100 it is faster in ", number,
+        ["where the weights keep the ratio to L2 that they had on a V100, with more columns, it is faster in ", number,
          " cases, with changes of ", span, ", without an A/A floor"]
     ]  # fmt: skip
 
@@ -425,14 +460,46 @@ def _counted(tables: Tables) -> list[Clause]:
     fall = [Cited(f"{float(r['dram_read_change_percent']):+.0f}%", "schedule_counters") for r in kinds["l2_ratio"]]
     slots = [Cited(str(r["slots"]), "schedule_counters") for r in kinds["l2_ratio"]]
     each: list[Clause] = [[change, " at ", n, " slots"] for change, n in zip(fall, slots, strict=True)]
+    saved = [Cited(f"{float(r['dram_read_change_percent']):+.0f}%", "schedule_counters") for r in kinds["study"]]
+    at: list[Clause] = [
+        [change, " at ", Cited(str(r["slots"]), "schedule_counters"), " slots"]
+        for change, r in zip(saved, kinds["study"], strict=True)
+    ]
     return [
-        ["counters: at the study's shapes a call of it reads ", reads, " from DRAM, where there was next to nothing to "
-         "save; at the other ratio its DRAM reads change by ", *_joined(each, ", "),
-         ", so the saved reads fit the gain where they are large, and do not explain it where they are small"]
+        ["counters: at the study's shapes a call of it reads ", reads, " from DRAM (", *_joined(at, ", "),
+         " against the control); at the other ratio its DRAM reads change by ", *_joined(each, ", "),
+         *_adverse(tables), ", so what makes it faster there was not isolated"]
     ]  # fmt: skip
 
 
-_ALWAYS = (Verdict.FASTER, Verdict.SLOWER, Verdict.UNDECIDED)
+def _adverse(tables: Tables) -> Clause:
+    """Schedules that read less at the other ratio and whose own replay, one and without interval, was no faster."""
+    timed = [
+        r
+        for r in tables.get("beyond_study") or ()
+        if (r["campaign"], r["scope"]) == ("l2_ratio", "inclusive") and r["lane"] != CPU
+    ]
+    found: Clause = []
+    for r in tables.get("schedule_counters") or ():
+        read, spent = float(r["dram_read_change_percent"]), float(r["time_change_percent"])
+        if r["kind"] != "l2_ratio" or read >= 0 or spent < 0:
+            continue
+        found += [
+            f", yet {r['schedule']} at ",
+            Cited(str(r["slots"]), "schedule_counters"),
+            " slots took ",
+            Cited(f"{spent:+.1f}%", "schedule_counters"),
+            " in the one replay beside its counters, which has no interval, with ",
+            Cited(f"{read:+.0f}%", "schedule_counters"),
+            " reads",
+        ]
+        for x in (x for x in timed if (x["schedule"], int(x["slots"])) == (r["schedule"], int(r["slots"]))):
+            change, low, high = (float(x[name]) for name in ("change_percent", "low_percent", "high_percent"))
+            interval = Cited(f"{change:+.2f}% [{low:+.2f}, {high:+.2f}]", "beyond_study")
+            found += [f", where {x['lane']} {x['device']} was timed at ", interval]
+    return found
+
+
 _ALONE = {
     Verdict.FASTER: "Yes, in these cases: ",
     Verdict.SLOWER: "No, not in these cases: ",

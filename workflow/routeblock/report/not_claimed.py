@@ -75,6 +75,10 @@ NOT_CLAIMED: dict[str, tuple[Line, ...]] = {
         Line("Times are of these devices: the same shapes do not ask the same of a chip with another cache or clock."),
         Line("Lane cpu of study B says nothing of a GPU."),
         Line("Seals do not prove who made a file: they show that it is the one its producer sealed, and from what."),
+        Line(
+            "The digest of the code is what the code that ran stated. Records and seals are held against the frozen "
+            "one; the scorer does not read the code itself."
+        ),
         Line("Launched one by one from Python, short kernels show the host. A host that launches faster shows less."),
     ),
 }

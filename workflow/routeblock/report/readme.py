@@ -12,8 +12,9 @@ from tabulate import tabulate
 from routeblock.errors import InputError
 from routeblock.evidence.files import atomic_file
 
-BEGIN, END = "<!-- figures: made by `routeblock readme` -->", "<!-- end of figures -->"
+BEGIN, END = "<!-- figures: made by `routeblock workflow readme` -->", "<!-- end of figures -->"
 DIFFER = "elements that differ"
+_MODES = {"graph": "graph replay", "stream": "launched one by one"}
 Rows = list[dict[str, str]]
 
 
@@ -49,8 +50,8 @@ def _lanes(differences: Rows, relations: Rows) -> str:
         "arithmetic",
         "launch",
         "plans",
-        "computed",
-        "observed",
+        "on a twin",
+        "on a GPU",
         "by construction",
         "W13 elements that differ",
         "final elements",
@@ -108,17 +109,25 @@ def _sentences(read: Callable[[str], Rows]) -> str:
         f"native call at {sum(x > 1 for x in host)} of {len(host)} sizes: where the host is the limit, a price. "
         "Its launches were packed after that record (docs/alignment.md)."
     )
-    for r in read("confirmation"):
-        if r["lane"].startswith("recorded") and r["scope"] == "inclusive":
-            lines.append(f"- Study B, band32 against job-major, {r['slots']} slots, {_where(r)}: {_change(r)}.")
-    for r in read("beyond_study"):
-        if (r["campaign"], r["schedule"], r["scope"]) == ("l2_ratio", "band32", "inclusive"):
-            lines.append(
-                f"- At a V100's ratio of weights to L2, with more columns (exploratory, no A/A floor), {r['slots']} "
-                f"slots, {_where(r)}: {_change(r)}."
-            )
-    lines += [*_counters(read("schedule_counters"))]
-    return "\n".join([*lines, _fast_paths(read("peers"), read("batch_bits"))])
+    lines.append(_fast_paths(read("peers"), read("batch_bits")))
+    study_b = [*_few_slots(read("discovery")), *_counters(read("schedule_counters"), read("beyond_study"))]
+    return "\n".join([*lines, "", _bands(read("confirmation"), read("beyond_study")), "", *study_b])
+
+
+def _bands(confirmed: Rows, beyond: Rows) -> str:
+    """Study B's band32 against job-major, grouping charged: both kinds of shape, since they have two signs."""
+    ratio = [r for r in beyond if (r["campaign"], r["schedule"]) == ("l2_ratio", "band32")]
+    rows = [
+        [kind, r["slots"], r["lane"], r["device"], _MODES[r["mode"]], _change(r)]
+        for kind, found in (
+            ("the study's", confirmed),
+            ("a V100's ratio of weights to L2, with more columns; exploratory, no A/A floor", ratio),
+        )
+        for r in found
+        if r["lane"].startswith("recorded") and r["scope"] == "inclusive"
+    ]
+    headers = ["shapes of study B", "slots", "lane", "device", "mode", "band32 against job-major, grouping charged"]
+    return str(tabulate(rows, headers, tablefmt="github", disable_numparse=True))
 
 
 def _history(rows: Rows) -> Iterator[str]:
@@ -135,7 +144,7 @@ def _history(rows: Rows) -> Iterator[str]:
 
 
 def _where(r: dict[str, str]) -> str:
-    return f"{r['lane']} {r['device']}, {'graph replay' if r['mode'] == 'graph' else 'launched one by one'}"
+    return f"{r['lane']} {r['device']}, {_MODES[r['mode']]}"
 
 
 def _change(r: dict[str, str]) -> str:
@@ -143,13 +152,44 @@ def _change(r: dict[str, str]) -> str:
     return f"{change:+.2f}% [{low:+.2f}, {high:+.2f}], {r['verdict']}"
 
 
-def _counters(rows: Rows) -> Iterator[str]:
+def _few_slots(rows: Rows) -> Iterator[str]:
+    """The sweep at the fewest slots, of independent jobs: a mode a line, for there the mode changes most."""
+    mine = [
+        r
+        for r in rows
+        if (r["schedule"], r["scope"], r["baseline"]) == ("band32", "inclusive", "job_major")
+        and r["lane"].startswith("recorded")
+        and r["change_percent"]
+    ]
+    few = min((int(r["slots"]) for r in mine), default=0)
+    for mode in dict.fromkeys(r["mode"] for r in mine):
+        here = [r for r in mine if (r["mode"], int(r["slots"])) == (mode, few)]
+        changes = [float(r["change_percent"]) for r in here]
+        lanes = ", ".join(dict.fromkeys(r["lane"] for r in here))
+        yield (
+            f"- Study B's sweep, band32 against job-major, {few} slots, {len(here)} rows of {lanes}, {_MODES[mode]}: "
+            f"{min(changes):+.2f}% to {max(changes):+.2f}%."
+        )
+
+
+def _counters(rows: Rows, timed: Rows) -> Iterator[str]:
     for kind, said in (("study", "at the study's shapes"), ("l2_ratio", "at a V100's ratio")):
         mine = [r for r in rows if (r["kind"], r["schedule"]) == (kind, "band32")]
         read = ", ".join(f"{float(r['dram_read_mb']):.1f} MB at {r['slots']} slots" for r in mine)
         change = ", ".join(f"{float(r['dram_read_change_percent']):+.0f}%" for r in mine)
         if mine:
             yield f"- Counters {said}: a call of band32 reads {read} from DRAM ({change} against job-major)."
+    for r in rows:
+        fall, spent = float(r["dram_read_change_percent"]), float(r["time_change_percent"])
+        if r["kind"] == "l2_ratio" and fall < 0 <= spent:
+            at = ("l2_ratio", "inclusive", r["schedule"], r["slots"])
+            names = ("campaign", "scope", "schedule", "slots")
+            of = [t for t in timed if tuple(t[n] for n in names) == at and t["lane"] != "cpu"]
+            yield (
+                f"- Against it: {r['schedule']} at {r['slots']} slots read {fall:+.0f}%, and its one replay beside "
+                f"the counters, which has no interval, took {spent:+.1f}%. Timed: "
+                f"{'; '.join(f'{_where(t)}: {_change(t)}' for t in of)}."
+            )
 
 
 def _fast_paths(peers: Rows, bits: Rows) -> str:

@@ -53,7 +53,7 @@ def write(table: DocumentTable, sources: Sequence[Path], published: Path, out: P
                 "these runs are not sound",
                 where=str(source),
                 limit="tables are made from evidence without a fault",
-                way_out="see what routeblock score says of it",
+                way_out="see what routeblock study-a score says of it",
             )
     rows = table.rows(Evidence(documents, told))
     return tables.write_sealed(out, table, rows, inputs=[*sources, published])

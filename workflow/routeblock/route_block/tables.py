@@ -206,8 +206,8 @@ def prediction(given: Evidence) -> list[Row]:
     """Is the frozen prediction right on random plans, and not by predicting everything?
 
     Random legal plans at several grids against the prediction: rows predicted to be able to differ, rows whose bits
-    did change, and how many predicted sets are empty, partial or full. ``faults`` counts changed rows that were not
-    predicted. **Computed** on ``twin-hopper``.
+    did change, and how many predicted sets are empty, partial or full. ``faults`` counts, for these plans and grids
+    on the twin, changed rows that were not predicted. **Computed** on ``twin-hopper``.
     """
     rows = []
     for document in given.documents:
@@ -430,8 +430,9 @@ TABLES = by_name(
             Column("faults", "count"),
         ),
         "Prediction: random legal plans against the canonical one",
-        "Predicted rows can differ, all others must not; for each plan the predicted routes equal those found by a "
-        "walk over the CUDA blocks, and changed rows are among them (else a fault). Rows: routes, for `final` tokens. "
+        "Predicted rows can differ, all others must not. A fault is a plan of these, at one of these grids, whose "
+        "predicted routes are not those of a walk over the CUDA blocks, or of which the twin changed a row outside "
+        "them. It was tried for these plans and grids alone. Rows: routes, for `final` tokens. "
         "Share: of the predicted rows, how many did change in at least one bit.",
         absent=("200 random plans take minutes, so make study leaves them out", "make prediction"),
         made_from=RANDOM_PLANS,

@@ -86,15 +86,17 @@ class StudyA:
     def tables(self) -> list[Target]:
         """Every table that these studies can fill: some need a GPU's studies or recorded versions."""
         published = Given("published", (PUBLISHED,))
-        made = [Target(t, "table", CATEGORY, (self.given(t.made_from.source), published)) for t in TABLES.values()]
+        made = [
+            Target(t, "study-a table", CATEGORY, (self.given(t.made_from.source), published)) for t in TABLES.values()
+        ]
         return [target for target in made if target.given[0].files]
 
     def figures(self) -> list[Target]:
         """Every figure."""
         made = [
-            *from_tables([f for f in FIGURES.values() if isinstance(f, TableFigure)], "figure", CATEGORY),
+            *from_tables([f for f in FIGURES.values() if isinstance(f, TableFigure)], "workflow figure", CATEGORY),
             *(
-                Target(f, "figure", CATEGORY, tuple(map(self.given, f.sources)))
+                Target(f, "workflow figure", CATEGORY, tuple(map(self.given, f.sources)))
                 for f in FIGURES.values()
                 if not isinstance(f, TableFigure)
             ),

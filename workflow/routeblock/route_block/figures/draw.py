@@ -114,7 +114,7 @@ def differences(given: Given) -> tuple[Callable[[], Figure], list[Path]]:
                 "these runs are not sound",
                 where=str(source),
                 limit="figures are made from evidence without a fault",
-                way_out="see what routeblock score says of it",
+                way_out="see what routeblock study-a score says of it",
             )
         used += [source, *tensors_of(source, score["relations"][0]["reference"])]
         studies.append(figure_differences.read(score, source, counted))

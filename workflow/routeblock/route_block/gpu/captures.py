@@ -75,7 +75,7 @@ def freeze_plans(fixture_folder: Path, captures: Sequence[Path], out: Path) -> N
             f"captures of {found}",
             where=", ".join(map(str, captures)),
             limit=f"one capture each of {' and '.join(HISTORIES)}, by one binary",
-            way_out="capture again (routeblock capture)",
+            way_out="capture again (routeblock study-a capture)",
         )
     for document, folder in by_history.values():
         if document["fixture"] != fixture.digest:
@@ -83,7 +83,7 @@ def freeze_plans(fixture_folder: Path, captures: Sequence[Path], out: Path) -> N
                 f"captured on fixture {document['fixture'][:16]}",
                 where=str(folder / CAPTURE),
                 limit=f"this is fixture {fixture.digest[:16]}",
-                way_out="capture again (routeblock capture)",
+                way_out="capture again (routeblock study-a capture)",
             )
     tensors = {k: x for _, folder in by_history.values() for k, x in load_tensors(folder / PLANS).items()}
     fingerprints = {history: by_history[history][0]["fingerprint"] for history in HISTORIES}
@@ -117,5 +117,5 @@ def _read(path: Path) -> dict[str, Any]:
             f"not a readable capture: {e}",
             where=str(path),
             limit=f"canonical JSON of {CAPTURE_FORMAT}",
-            way_out="capture again (routeblock capture)",
+            way_out="capture again (routeblock study-a capture)",
         ) from e

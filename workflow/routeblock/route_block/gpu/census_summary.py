@@ -102,5 +102,5 @@ def _read(path: Path) -> dict[str, Any]:
             f"not a readable census: {e}",
             where=str(path),
             limit=f"canonical JSON of {PROCESS_FORMAT}",
-            way_out="count again (routeblock census)",
+            way_out="count again (routeblock study-a census)",
         ) from e

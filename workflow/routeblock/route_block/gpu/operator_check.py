@@ -138,7 +138,7 @@ def check(source: Path) -> tuple[dict[str, Any], list[str]]:
         raise InputError(
             f"not a record of the operator: {type(e).__name__} {e}",
             where=str(source),
-            limit=f"{RUN} and {CONTENTS} of `routeblock record-operator`",
+            limit=f"{RUN} and {CONTENTS} of `routeblock study-a record-operator`",
             way_out="restore the folder, or record again",
         ) from e
     wrong += [

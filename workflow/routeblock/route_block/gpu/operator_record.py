@@ -204,7 +204,7 @@ def write(out: Path, *, progress: Callable[[str], None] = print) -> None:
     if any(i != identities[0] for i in identities):
         raise InputError(
             "parts of several identities",
-            where="record-operator",
+            where="study-a record-operator",
             limit="one GPU and extension for all",
             way_out="record again while nothing changes",
         )
@@ -222,7 +222,8 @@ def _run(names: Sequence[str], folder: Path) -> dict[str, Any]:
     """The documents of parts that run side by side."""
     started = {}
     for part in names:
-        command = [sys.executable, "-m", "routeblock", "operator-part", part, "--out", str(folder / f"{part}.json")]
+        options = ["--out", str(folder / f"{part}.json")]
+        command = [sys.executable, "-m", "routeblock", "study-a", "operator-part", part, *options]
         started[part] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     found: dict[str, Any] = {}
     for part, child in started.items():

@@ -29,7 +29,7 @@ def compare(lane: str, folder: Path, out: Path) -> list[str]:
             f"probed: {with_probe['probed']} and {without['probed']}, {len(extensions)} extensions",
             where=f"{assisted}, {alone}",
             limit="one run with the probe and one without, by one extension",
-            way_out="run routeblock unassisted with and without ROUTEBLOCK_PROBE",
+            way_out="run routeblock study-a unassisted with and without ROUTEBLOCK_PROBE",
         )
     if any(with_probe[key] != without[key] for key in same):
         raise InputError(
@@ -83,5 +83,5 @@ def _read(path: Path) -> dict[str, Any]:
             f"not readable: {e}",
             where=str(path),
             limit=f"canonical JSON of {SOURCE_FORMAT}",
-            way_out="make it again (routeblock unassisted)",
+            way_out="make it again (routeblock study-a unassisted)",
         ) from e

@@ -78,7 +78,7 @@ def _unusable(source: Path, error: Exception) -> InputError:
     return InputError(
         f"not a record of native alignment: {type(error).__name__} {error}",
         where=str(source),
-        limit=f"{RUN}, {PLANS} and {CONTENTS} of `routeblock record-native`",
+        limit=f"{RUN}, {PLANS} and {CONTENTS} of `routeblock study-a record-native`",
         way_out="restore the folder, or record again",
     )
 

@@ -99,7 +99,7 @@ def write(
             for _ in order:
                 while len(waiting) < preparing and (following := next(todo, None)) is not None:
                     number, what = following
-                    command = ["native-process", what, "--fixture", str(fixture_folder)]
+                    command = ["study-a", "native-process", what, "--fixture", str(fixture_folder)]
                     folder = Path(work, f"{number}-{what}")
                     folder.mkdir()
                     waiting.append(_Process([*command, "--protocol", str(protocol_path)], folder))
@@ -121,7 +121,7 @@ def _assemble(out: Path, done: Sequence[tuple[dict[str, Any], Path]], fixture: s
     if any(i != identities[0] for i in identities):
         raise InputError(
             "processes of several identities",
-            where="record-native",
+            where="study-a record-native",
             limit="one source, binary and environment for all",
             way_out="record again while nothing changes",
         )

@@ -252,14 +252,14 @@ def load_prediction(path: Path) -> tuple[dict[str, Any], str]:
             f"not a readable prediction: {e}",
             where=str(path),
             limit="canonical JSON of a prediction is needed",
-            way_out="make it with routeblock freeze",
+            way_out="make it with routeblock study-a freeze",
         ) from e
     if not isinstance(document, dict) or document.get("format") != FORMAT or not canonical:
         raise InputError(
             "not a prediction of this version",
             where=str(path),
             limit=f"format {FORMAT} in canonical JSON",
-            way_out="make it with routeblock freeze",
+            way_out="make it with routeblock study-a freeze",
         )
     try:
         _Prediction.model_validate(document)
@@ -268,6 +268,6 @@ def load_prediction(path: Path) -> tuple[dict[str, Any], str]:
             first_fault(e),
             where=str(path),
             limit="every field of a prediction, well typed",
-            way_out="make it with routeblock freeze",
+            way_out="make it with routeblock study-a freeze",
         ) from e
     return document, sha256_bytes(data)

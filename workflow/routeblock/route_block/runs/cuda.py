@@ -62,7 +62,7 @@ def open_cuda_lane() -> CudaLane:
                 "no such file",
                 where=str(named[PROBE]),
                 limit=f"{PROBE} names the built grid probe",
-                way_out="build it: routeblock build-probe",
+                way_out="build it: routeblock gpu build-probe",
             )
         if str(named[PROBE].resolve()) not in os.environ.get("LD_PRELOAD", "").split(":"):
             reexecute_with_probe(named[PROBE], extension)
@@ -365,7 +365,7 @@ def launch_gemm(
             f"grid {launch.grid} of {name}",
             where="lane cuda",
             limit=f"without the grid probe only multiples of {device.sms} SMs can be launched",
-            way_out=f"build the probe (routeblock build-probe) and name it in {PROBE}",
+            way_out=f"build the probe (routeblock gpu build-probe) and name it in {PROBE}",
         )
     if probe is not None:
         probe.take()

@@ -9,11 +9,17 @@ from routeblock.evidence.digest import code_digest
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.route_block.runs.lane import Lane
-from routeblock.route_block.runs.run import code_of
 
 FORMAT = "routeblock.expected_identity.v1"
-RUN = "routeblock.route_block.runs.run"  # whose digest, with the lane's, a run carries as its source
+RUN = "routeblock.route_block.runs.run"
 BEFORE = "before the first run, as its input"
+
+
+def code_of(lane: Lane) -> tuple[str, ...]:
+    """The modules whose code makes a run on this lane, this one among what they import: one digest is the source of a
+    record, the code of its seals and that of the identity's own.
+    """
+    return (RUN, *lane.modules)
 
 
 def freeze(lane_name: str, lane: Lane, out: Path) -> None:
@@ -37,5 +43,5 @@ def freeze(lane_name: str, lane: Lane, out: Path) -> None:
         outputs=[out],
         inputs=[],
         parameters={"lane": lane_name},
-        modules=(__name__, *code_of(lane)),
+        modules=code_of(lane),
     )

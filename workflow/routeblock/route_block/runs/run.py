@@ -56,6 +56,7 @@ from routeblock.route_block.fixtures.fixture import (
 )
 from routeblock.route_block.operating_point import GEMMS, cut
 from routeblock.route_block.prediction.predict import confirm_full_k, load_prediction
+from routeblock.route_block.runs.identity import code_of
 from routeblock.route_block.runs.lane import Lane, Outcome, Request, Turn
 
 DTYPE_NAMES = {"float16": "F16", "bfloat16": "BF16"}  # as safetensors writes them
@@ -195,11 +196,6 @@ def run(
     inputs += [path for path in (plans_path, identity_path) if path]
     _write(out, record, outcome, telemetry, inputs, rule, code_of(lane))
     return record
-
-
-def code_of(lane: Lane) -> tuple[str, ...]:
-    """The modules whose code makes a run on this lane."""
-    return (__name__, *lane.modules)
 
 
 def _check_consumed(

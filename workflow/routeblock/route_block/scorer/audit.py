@@ -96,15 +96,20 @@ def expected_runs(study: Study, replicates: int) -> list[Key]:
     return sorted(keys, key=lambda key: place_in_order(*key))
 
 
-def audit_set(study: Study, runs: Path, replicates: int) -> tuple[list[Audited], list[Finding]]:
-    """Read every run below `runs`: those without a fault, and the faults of the others and of the set."""
+def audit_set(
+    study: Study, runs: Path, replicates: int, held: Mapping[str, Any]
+) -> tuple[list[Audited], list[Finding]]:
+    """Read every run below `runs`: those without a fault, and the faults of the others and of the set.
+
+    `held`: of recorded runs, what their evidence says that the kernels used (`recorded_index.read_backs`).
+    """
     expected = expected_runs(study, replicates)
     arms = study.arms
     findings = list(_completeness(runs, expected))
     missing = {finding.run for finding in findings if finding.reason is Reason.MISSING_RUN}
     present = [key for key in expected if run_name(*key) not in missing]
     with ThreadPoolExecutor() as pool:
-        read = list(pool.map(lambda key: _audit(study, arms, runs, key), present))
+        read = list(pool.map(lambda key: _audit(study, arms, held, runs, key), present))
     findings += [f for _, faults in read for f in faults]
     audited = [run for run, faults in read if run is not None and not faults]
     # What no single run shows is asked of those that are sound on their own, so that one fault is named once.
@@ -144,7 +149,9 @@ def _completeness(runs: Path, expected: Sequence[Key]) -> Iterator[Finding]:
         yield Finding(name, Reason.EXTRA_RUN, "no run of the study on this fixture")
 
 
-def _audit(study: Study, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -> tuple[Audited | None, list[Finding]]:
+def _audit(
+    study: Study, arms: Mapping[Arm, StoredPlan], held: Mapping[str, Any], runs: Path, key: Key
+) -> tuple[Audited | None, list[Finding]]:
     folder, name = runs / run_name(*key), run_name(*key)
     try:
         data = (folder / RECORD).read_bytes()
@@ -166,11 +173,13 @@ def _audit(study: Study, arms: Mapping[Arm, StoredPlan], runs: Path, key: Key) -
         ]
     except _FaultError as e:
         return None, [Finding(name, reason, detail) for reason, detail in [*faults, (e.reason, e.detail)]]
+    # What a native alignment gave on a GPU was asked of nobody; any other plan is the frozen prediction's.
+    wanted = plan if _is_free(study, key) else arms[key[0], key[1]]
     faults += [
         *_surfaces(study, record, surfaces),
-        *_plan(study, arms, key, record, plan),
-        *_treatment(study, key, record, plan),
-        *_consumption(study, key, record, plan),
+        *_plan(study, wanted, record, plan),
+        *_treatment(study, key, record, wanted),
+        *_consumption(study, key, record, wanted, held.get(name)),
         *_identity(study, record),
     ]
     audited = Audited(
@@ -315,11 +324,16 @@ def _surfaces(study: Study, record: Record, found: Mapping[str, str]) -> Faults:
             yield Reason.SURFACE_HASH, f"{name} stated {stated.sha256[:16]}, its raw bytes give {found[name][:16]}"
 
 
-def _plan(study: Study, arms: Mapping[Arm, StoredPlan], key: Key, record: Record, plan: StoredPlan) -> Faults:
-    cell, history, _ = key
+def _is_free(study: Study, key: Key) -> bool:
+    """Whether no plan was asked for."""
+    return key[0] == "native" and not study.is_twin
+
+
+def _plan(study: Study, wanted: StoredPlan, record: Record, plan: StoredPlan) -> Faults:
+    """The stored plan against the routing, the plan that was to be used, and what the record states of it."""
     if fault := plan.fault(study.topk_ids):
         yield fault
-    elif (study.is_twin or cell != "native") and (difference := plan.differs(arms[cell, history])):
+    elif difference := plan.differs(wanted):
         yield difference
     stated = record.plan
     found = (plan.fingerprint, *plan.digests, int(plan.sorted_token_ids.size), plan.block_size, plan.routes)
@@ -329,28 +343,36 @@ def _plan(study: Study, arms: Mapping[Arm, StoredPlan], key: Key, record: Record
             yield Reason.PLAN_DIGEST, f"{name} is stated as {getattr(stated, name)}, the stored plan has {value}"
 
 
-def _treatment(study: Study, key: Key, record: Record, plan: StoredPlan) -> Faults:
+def _treatment(study: Study, key: Key, record: Record, injected: StoredPlan) -> Faults:
     cell, history, _ = key
     asked, consumed = record.treatment.asked, record.treatment.consumed
     wanted = Treatment(
         intervention=ASKED[cell],
         pair=study.pairs[EXCHANGES[cell]] if cell in EXCHANGES else None,
         prelude=history == "H1" and not study.is_twin,
-        sorted_token_ids=None if cell == "native" else plan.digests[0],
+        sorted_token_ids=None if cell == "native" else injected.digests[0],
     )
-    for reason, found, to, against in (
-        (Reason.TREATMENT_NOT_ASKED, asked, wanted, "the cell and the stored plan have"),
-        (Reason.TREATMENT_NOT_CONSUMED, consumed, asked, "asked for was"),
-    ):
+    for reason, found in ((Reason.TREATMENT_NOT_ASKED, asked), (Reason.TREATMENT_NOT_CONSUMED, consumed)):
         for name in Treatment.model_fields:
-            if getattr(found, name) != getattr(to, name):
-                yield reason, f"{name} is {getattr(found, name)!r}, {against} {getattr(to, name)!r}"
+            if getattr(found, name) != getattr(wanted, name):
+                detail = f"{name} is {getattr(found, name)!r}, the frozen prediction has {getattr(wanted, name)!r}"
+                yield reason, detail
                 break
 
 
-def _consumption(study: Study, key: Key, record: Record, plan: StoredPlan) -> Faults:
-    """What the kernels reported of themselves against the stored plan and, on a twin, the cut of the launch."""
+def _consumption(study: Study, key: Key, record: Record, wanted: StoredPlan, held: object) -> Faults:
+    """What the kernels reported of themselves against the plan to inject and, on a twin, the cut of the launch.
+
+    `held`: of a recorded run, what its evidence holds: a read-back that nobody recorded is none.
+    """
     found = record.consumption
+    slices = (found.slices if found else None) or {}
+    if found and slices.keys() != set(GEMMS if study.is_twin else ()):
+        yield Reason.GRID_NOT_CONSUMED, f"slices of {', '.join(sorted(slices)) or 'no launch'} on this lane"
+        return
+    if study.is_recorded and (found.model_dump(mode="json") if found else None) != held:
+        yield Reason.TREATMENT_NOT_CONSUMED, "what the kernels used is not what the recorded evidence says of it"
+        return
     if found is None:
         if not study.is_recorded:
             yield Reason.TREATMENT_NOT_CONSUMED, "the record does not say what the kernels used"
@@ -360,17 +382,13 @@ def _consumption(study: Study, key: Key, record: Record, plan: StoredPlan) -> Fa
         yield Reason.TREATMENT_NOT_CONSUMED, f"what the kernels used is {found.source!r}, on this lane {source!r}"
     used = (found.sorted_token_ids, found.expert_ids, found.num_tokens_post_padded)
     names = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
-    for name, value, stored in zip(names, used, (*plan.digests, int(plan.sorted_token_ids.size)), strict=True):
-        if value != stored:
-            yield Reason.TREATMENT_NOT_CONSUMED, f"the kernels used {name} {value}, the stored plan has {stored}"
-            return
-    slices = found.slices or {}
-    if slices.keys() != set(GEMMS if study.is_twin else ()):
-        yield Reason.GRID_NOT_CONSUMED, f"slices of {', '.join(sorted(slices)) or 'no launch'} on this lane"
-        return
+    against = "the plan stored beside it" if _is_free(study, key) else "the plan of the frozen prediction"
+    for name, value, want in zip(names, used, (*wanted.digests, int(wanted.sorted_token_ids.size)), strict=True):
+        if value != want:
+            yield Reason.TREATMENT_NOT_CONSUMED, f"the kernels used {name} {value}, {against} has {want}"
+            break
     for gemm in GEMMS if study.is_twin else ():
-        wanted = _slices_digest(study, gemm, study.launch(key[0], gemm))
-        if slices.get(gemm) != wanted:
+        if slices[gemm] != _slices_digest(study, gemm, study.launch(key[0], gemm)):
             yield (
                 Reason.GRID_NOT_CONSUMED,
                 f"{gemm}: the loops cut its tiles otherwise than the CUDA blocks of its grid",

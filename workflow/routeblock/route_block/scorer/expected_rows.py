@@ -67,11 +67,16 @@ def _classes(study: Study) -> Classes:
     return found
 
 
+def shape_of(study: Study, gemm: str) -> tuple[int, int]:
+    """(N, K) of a GEMM of the fixture."""
+    hidden, intermediate = study.spec.hidden, study.spec.intermediate
+    return (2 * intermediate, hidden) if gemm == "w13" else (hidden, intermediate)
+
+
 def slices_of(study: Study, gemm: str, blocks: int, launch: Launch) -> list[frozenset[tuple[int, int]]]:
     """For each tile of a GEMM the K-tiles [first, one past the last] of its slices, by a walk over the CUDA blocks."""
     thread_k, thread_n, grid = launch
-    hidden, intermediate = study.spec.hidden, study.spec.intermediate
-    n, k = (2 * intermediate, hidden) if gemm == "w13" else (hidden, intermediate)
+    n, k = shape_of(study, gemm)
     return slices_by_tile(blocks * (n // thread_n), k // thread_k, grid, study.spec.group_size, thread_k)
 
 

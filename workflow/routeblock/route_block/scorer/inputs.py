@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,7 +21,6 @@ from routeblock.evidence.digest import canonical_json, sha256_array, sha256_byte
 from routeblock.evidence.manifest import SUFFIX, Manifest
 from routeblock.evidence.tensors import load_tensors
 from routeblock.route_block.scorer.membership import ASKED, HISTORIES, StoredPlan, wanted_plan
-from routeblock.route_block.scorer.reasons import Finding, Reason
 
 FIXTURE, PREDICTION, IDENTITY = "fixture.json", "prediction.json", "identity.json"
 LAYER, INPUTS, PLANS = "layer.safetensors", "inputs.safetensors", "plans.safetensors"
@@ -61,6 +59,8 @@ class Exchange(_Read):
     why: str = ""
     chosen: str = ""
     """How: published prior data, by construction, by search."""
+    source: Annotated[str, Field(alias="from")] = ""
+    """From which data."""
 
 
 class FixtureSpec(_Read):
@@ -79,22 +79,33 @@ class FixtureSpec(_Read):
     digests: dict[str, str]
 
 
-class PredictedArm(_Read):
-    """One cell under one history, as predicted."""
+class _Predicted(_Read):
+    """A part of a prediction: it has no field that the scorer does not work out again."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class PredictedArm(_Predicted):
+    """One cell under one history, as predicted; of each GEMM whether no tile is split, and how many routes stand in
+    split ones.
+    """
 
     cell: str
     history: str
     fingerprint: str
     launches: dict[str, tuple[int, int, int]]
+    single_slice: dict[str, bool]
+    split_routes: dict[str, int]
 
 
-class PredictedPair(_Read):
-    """Two arms: the routes that each GEMM computes differently, the rows of each surface that can differ, and the
-    surfaces that must coincide.
+class PredictedPair(_Predicted):
+    """Two arms: the routes that stand in other blocks, those that each GEMM computes differently, the rows of each
+    surface that can differ, and the surfaces that must coincide.
     """
 
     first: Arm
     second: Arm
+    changed_memberships: list[int]
     changed_signature: dict[str, list[int]]
     rows: dict[str, list[int]]
     must_coincide: list[str]
@@ -105,22 +116,35 @@ class PredictedPair(_Read):
         return f"{'/'.join(self.first)} and {'/'.join(self.second)}"
 
 
-class Prediction(_Read):
-    """What the scorer needs of prediction.json."""
+class Control(_Predicted):
+    """The superseded prediction of the study, with thread_k and thread_n swapped."""
+
+    name: str
+    launch: tuple[int, int, int]
+    claimed_single_slice: bool
+    single_slice: bool
+    split_tiles: int
+
+
+class Prediction(_Predicted):
+    """prediction.json."""
 
     format: Literal["routeblock.prediction.v1"]
     fixture: str
     lane: str
     point: str
     plan_source: Literal["stored", "captured"]
+    architecture: str
     launches: Annotated[dict[str, Launch], AfterValidator(_of_both)]
-    launch_status: dict[str, str] = {}
+    launch_status: dict[str, str]
     """Where the native launch of each GEMM comes from: published, assumed ..."""
     full_k_grid: Size
     plans: dict[str, str]
+    informative: bool
     exchange: Exchange
     arms: list[PredictedArm]
     pairs: list[PredictedPair]
+    controls: list[Control]
 
 
 class ExpectedIdentity(_Read):
@@ -208,7 +232,7 @@ def _refuse(path: Path, what: str, limit: str, way_out: str) -> InputError:
     return InputError(what, where=str(path), limit=limit, way_out=way_out)
 
 
-_FREEZE = "make it with routeblock freeze-identity, and the runs after it"
+_FREEZE = "make it with routeblock study-a freeze-identity, and the runs after it"
 
 Document = TypeVar("Document", bound=_Read)
 
@@ -233,9 +257,11 @@ def read_study(
     missing or broken, or is not the one that fixture.json names, for a lane that these runs are not of, and for an
     identity that was not sealed before runs made here.
     """
-    spec, fixture_digest = _canonical(fixture / FIXTURE, FixtureSpec, "make it with routeblock fixture")
-    frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock freeze")
-    expected, identity_digest = _canonical(identity, ExpectedIdentity, "make it with routeblock freeze-identity")
+    spec, fixture_digest = _canonical(fixture / FIXTURE, FixtureSpec, "make it with routeblock study-a fixture")
+    frozen, prediction_digest = _canonical(prediction, Prediction, "make it with routeblock study-a freeze")
+    expected, identity_digest = _canonical(
+        identity, ExpectedIdentity, "make it with routeblock study-a freeze-identity"
+    )
     if expected.lane != frozen.lane:
         limit = f"the runs are of lane {frozen.lane}"
         raise _refuse(identity, f"the identity of lane {expected.lane}", limit, "name the identity of their lane")
@@ -253,7 +279,9 @@ def read_study(
         raise _refuse(prediction, f"{found} for a study of {frozen.plan_source} plans", limit, way_out)
     if plans is not None:
         if not plans.is_file():
-            raise _refuse(plans, "no such file", "the captured plans are needed", "capture them (routeblock capture)")
+            raise _refuse(
+                plans, "no such file", "the captured plans are needed", "capture them (routeblock study-a capture)"
+            )
         files[CAPTURED_PLANS] = sha256_file(plans)
     for name in (LAYER, INPUTS, PLANS):
         path = fixture / name
@@ -301,6 +329,13 @@ def read_study(
     )
 
 
+def with_prediction(study: Study, path: Path) -> Study:
+    """The study with another prediction. Raises InputError if it cannot be read."""
+    frozen, digest = _canonical(path, Prediction, "make it with routeblock study-a freeze")
+    files = {**study.files, PREDICTION: digest}
+    return replace(study, prediction_path=path, prediction=frozen, prediction_digest=digest, files=files)
+
+
 def _filed(prediction: Path, own: str, lane: str | None) -> str:
     # Evidence from a GPU may be filed as recorded; nothing else is called what it is not.
     if lane in (None, own) or (own == "cuda" and lane is not None and RECORDED_LANE.fullmatch(lane)):
@@ -320,75 +355,12 @@ def _frozen_before(path: Path, expected: ExpectedIdentity, digest: str) -> None:
     sealed = [(entry.path, entry.size, entry.sha256) for entry in manifest.outputs]
     if sealed != [(path.name, path.stat().st_size, digest)]:
         raise _refuse(path, "not the file that was sealed", "an identity stays as it was frozen", _FREEZE)
+    if manifest.code != expected.source:
+        found = f"sealed by code {manifest.code[:16]}"
+        raise _refuse(seal, found, f"the code that it expects of the runs, {expected.source[:16]}", _FREEZE)
     if (manifest.rule, manifest.parameters) != (IDENTITY_RULE, {"lane": expected.lane}):
         found = f"sealed by rule {manifest.rule!r} for {manifest.parameters}"
         raise _refuse(seal, found, f"rule {IDENTITY_RULE!r} and lane {expected.lane}", _FREEZE)
-
-
-def check_prediction(study: Study) -> Iterator[Finding]:
-    """Whether the prediction is about this fixture and these plans, complete, and free of contradiction."""
-    frozen = study.prediction
-
-    def finding(reason: Reason, detail: str) -> Finding:
-        return Finding(PREDICTION, reason, detail)
-
-    if frozen.fixture != study.fixture_digest:
-        yield finding(Reason.PREDICTION_MISMATCH, f"for fixture {frozen.fixture[:16]}, not {study.fixture_digest[:16]}")
-    for history, plan in study.own.items():
-        if frozen.plans.get(history) != plan.fingerprint:
-            yield finding(Reason.PREDICTION_MISMATCH, f"plan of {history} is not the stored one")
-    yield from _check_pairs(study)
-    arms = study.arms
-    listed = {(a.cell, a.history): a for a in frozen.arms}
-    if listed.keys() != arms.keys() or len(frozen.arms) != len(arms):
-        odd = sorted(listed.keys() ^ arms.keys()) or [("an arm", "twice")]
-        yield finding(Reason.PREDICTION_INCOMPLETE, f"arms differ from the study's: {'/'.join(odd[0])}")
-    for arm in sorted(listed.keys() & arms.keys()):
-        if listed[arm].fingerprint != arms[arm].fingerprint:
-            yield finding(Reason.PREDICTION_MISMATCH, f"plan of {'/'.join(arm)} is not what the intervention gives")
-        if any(listed[arm].launches.get(g) != study.launch(arm[0], g) for g in GEMMS):
-            yield finding(Reason.PREDICTION_MISMATCH, f"launch of {'/'.join(arm)} is not the cell's")
-    wanted = {frozenset(pair) for pair in combinations(arms, 2)}
-    pairs = [frozenset((p.first, p.second)) for p in frozen.pairs]
-    if set(pairs) != wanted or len(pairs) != len(wanted):
-        yield finding(Reason.PREDICTION_INCOMPLETE, f"{len(pairs)} pairs of arms; the study has {len(wanted)}")
-    for pair in frozen.pairs:
-        if pair.rows.keys() != set(SURFACES) or pair.must_coincide != [s for s in SURFACES if not pair.rows[s]]:
-            yield finding(Reason.PREDICTION_MISMATCH, f"{pair.name}: must_coincide is not what rows say")
-    yield from _check_full_k(study)
-
-
-def _check_pairs(study: Study) -> Iterator[Finding]:
-    """Stored plans have the fixture's pairs; any pair lies within one block, or across two of one expert."""
-    if study.prediction.plan_source == "stored" and study.prediction.exchange != study.spec.exchange:
-        yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, "exchange pairs are not the fixture's")
-    flat = study.topk_ids.reshape(-1)
-    for name, pair in study.pairs.items():
-        if pair is None:
-            continue
-        if not all(0 <= r < flat.size for r in pair) or pair[0] == pair[1] or flat[pair[0]] != flat[pair[1]]:
-            detail = f"pair {name} {list(pair)}: not two routes of one expert"
-            yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
-            continue
-        for history, plan in study.own.items():
-            owners = plan.owners()
-            if (owners[pair[0]] == owners[pair[1]]) != (name == "within"):
-                detail = f"pair {name} {list(pair)} stands in blocks {[owners[r] for r in pair]} under {history}"
-                yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
-
-
-def _check_full_k(study: Study) -> Iterator[Finding]:
-    _, thread_n, native = study.prediction.launches["w13"]
-    tiles = int(study.own["H0"].expert_ids.size) * (2 * study.spec.intermediate // thread_n)
-    if not tiles:
-        detail = f"W13 has no tile of {thread_n} columns in {2 * study.spec.intermediate}"
-        yield Finding(PREDICTION, Reason.PREDICTION_MISMATCH, detail)
-        return
-    # A grid that divides the tile count hands whole tiles to each CUDA block.
-    wanted = max(d for d in range(1, min(tiles, native) + 1) if tiles % d == 0)
-    if study.prediction.full_k_grid != wanted:
-        detail = f"grid {study.prediction.full_k_grid}; the largest divisor of {tiles} tiles up to {native} is {wanted}"
-        yield Finding(PREDICTION, Reason.FULL_K_SPLIT, detail)
 
 
 def bits(x: NDArray[Any]) -> NDArray[Any]:

@@ -26,15 +26,22 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_bytes, sha256_file, sha256_json
 from routeblock.evidence.files import TEMPORARY_SUFFIX, writable_folder, write_json
 from routeblock.evidence.manifest import SUFFIX, seal
-from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
+from routeblock.evidence.record import (
+    READ_BACK,
+    RECORD,
+    RECORD_MANIFEST,
+    TELEMETRY,
+    TELEMETRY_MANIFEST,
+    TENSORS,
+)
 from routeblock.evidence.tensors import load_tensors, save_tensors
 from routeblock.route_block.scorer.audit import expected_runs, run_name
 from routeblock.route_block.scorer.expected_rows import slices_of
-from routeblock.route_block.scorer.inputs import Study, bits, first_line, read_study
+from routeblock.route_block.scorer.inputs import PREDICTION, Study, bits, first_line, read_study, with_prediction
 from routeblock.route_block.scorer.membership import EXCHANGES, StoredPlan
 from routeblock.route_block.scorer.reasons import Reason
-from routeblock.route_block.scorer.recorded_index import check_recorded
-from routeblock.route_block.scorer.score import ASKED_ONLY, PROTOCOL_REPLICATES, files_of_runs, inputs_of, judge
+from routeblock.route_block.scorer.recorded_index import check_recorded, read_backs
+from routeblock.route_block.scorer.score import PROTOCOL_REPLICATES, files_of_runs, inputs_of, judge
 
 FORMAT = "routeblock.mutations.v1"
 UNCHANGED = "unchanged"
@@ -46,6 +53,8 @@ Backend = Literal["twin", "cuda", "recorded"]
 class Declared(BaseModel):
     """One mutation as declared beforehand: the runs that it changes, which are those to be refused, and the reasons.
 
+    A changed prediction changes all runs, which name it as their input; what is refused is the prediction.
+
     No reason: the copy is to be accepted.
     """
 
@@ -54,7 +63,7 @@ class Declared(BaseModel):
     name: str
     runs: Annotated[list[str], Field(min_length=1)] | Literal["all"]
     refused: list[str] | None = None
-    """The runs to be refused, where they are not those changed."""
+    """What is to be refused, where it is not the runs changed."""
     change: str
     reasons: list[Reason]
     untried: list[Backend | Literal["fixture"]] = []
@@ -83,10 +92,15 @@ class Run:
         return StoredPlan(self.tensors["sorted_token_ids"], self.tensors["expert_ids"], size, routes)
 
     def follow_plan(self) -> None:
-        """State every digest that follows from the stored plan as it now is."""
+        """State the digests of the stored plan as it now is."""
         plan = self.plan
         stated = {"fingerprint": plan.fingerprint, "sorted_token_ids": plan.digests[0], "expert_ids": plan.digests[1]}
         self.record["plan"].update(stated)
+
+    def follow_throughout(self) -> None:
+        """State them in both treatment markers and in what the kernels report too."""
+        self.follow_plan()
+        plan = self.plan
         for marker in self.record["treatment"].values():
             marker["sorted_token_ids"] = plan.digests[0]
         if found := self.record.get("consumption"):
@@ -134,6 +148,15 @@ def _treatment_marker(run: Run) -> None:
     run.record["treatment"]["consumed"]["intervention"] = "own plan injected"
 
 
+def _plan_throughout(run: Run) -> None:
+    """The run is, in every file of it, one of the history's own plan where the other's was to be injected."""
+    own = run.study.own[run.record["history"]]
+    if own.digests == run.plan.digests:
+        raise _NoRoomError("both histories have one plan")
+    run.tensors.update(sorted_token_ids=own.sorted_token_ids, expert_ids=own.expert_ids)
+    run.follow_throughout()
+
+
 def _grid_marker(run: Run) -> None:
     launch = run.record["grid"]["w13"]
     native = run.study.launch("native", "w13")[2]
@@ -165,24 +188,34 @@ def _binary_and_environment(run: Run) -> None:
     environment[first] += "+other"
 
 
-def _consumption(run: Run) -> dict[str, Any]:
-    found = run.record.get("consumption")
-    if found is None:
-        raise _ImpossibleError(f"these records hold what was asked for: {ASKED_ONLY}")
-    return dict(found)
+def _read_back(run: Run) -> dict[str, Any]:
+    """What the kernels report; where a record holds none, what a device would have reported."""
+    plan = run.plan
+    claimed = {
+        "source": READ_BACK,
+        "sorted_token_ids": plan.digests[0],
+        "expert_ids": plan.digests[1],
+        "num_tokens_post_padded": int(plan.sorted_token_ids.size),
+        "slices": None,
+    }
+    return dict(run.record.get("consumption") or claimed)
+
+
+def _read_back_claimed(run: Run) -> None:
+    if run.record.get("consumption"):
+        raise _ImpossibleError("these records hold what their kernels used")
+    run.record["consumption"] = _read_back(run)
 
 
 def _plan_consumed(run: Run) -> None:
-    found = _consumption(run)
+    found = _read_back(run)
     run.record["consumption"] = {**found, "sorted_token_ids": _other_digit(found["sorted_token_ids"])}
 
 
 def _slices_consumed(run: Run) -> None:
-    found = _consumption(run)
-    if not run.study.is_twin:
-        raise _ImpossibleError("a GPU reports no slices: its grid marker is that of the probe")
+    found = _read_back(run)
     native = slices_of(run.study, "w13", int(run.plan.expert_ids.size), run.study.launch("native", "w13"))
-    slices = {**found["slices"], "w13": sha256_json([sorted(pieces) for pieces in native])}
+    slices = {**(found["slices"] or {}), "w13": sha256_json([sorted(pieces) for pieces in native])}
     run.record["consumption"] = {**found, "slices": slices}
 
 
@@ -200,6 +233,27 @@ class Copy:
 
     study: Study
     root: Path
+
+    @property
+    def prediction(self) -> Path:
+        """Where a changed prediction stands; nowhere, unless a mutation put it there."""
+        return self.root / PREDICTION
+
+    def predict(self, document: dict[str, Any]) -> None:
+        """Put another prediction in the place of the study's, and make every run name that one as its input."""
+        write_json(self.prediction, document)
+        old, size, new = self.study.prediction_digest, self.prediction.stat().st_size, sha256_file(self.prediction)
+        for path in self.root.rglob(RECORD):
+            folder = path.parent
+            record = json.loads(path.read_bytes())
+            write_json(path, {**record, "prediction": new, "point": document["point"]})
+            manifest = json.loads((folder / RECORD_MANIFEST).read_bytes())
+            for entry in manifest["inputs"]:
+                if entry["sha256"] == old:
+                    entry.update(size=size, sha256=new)
+            write_json(folder / RECORD_MANIFEST, manifest)
+            for seal_name in (RECORD_MANIFEST, TELEMETRY_MANIFEST):
+                seal_anew(folder, seal_name)
 
     def change(self, name: str, change: Callable[[Run], None], *, sealed: bool = True) -> None:
         """Change one run; `sealed`: state its digests, and the code that sealed it, anew."""
@@ -260,6 +314,33 @@ def _reordered(copy: Copy, runs: Sequence[str]) -> None:
         copy.relabel(name)
 
 
+def _launch_status(copy: Copy, runs: Sequence[str]) -> None:
+    document = json.loads(copy.study.prediction_path.read_bytes())
+    status = document["launch_status"]
+    copy.predict({**document, "launch_status": {**status, "w2": "published"}})
+
+
+def _point(copy: Copy, runs: Sequence[str]) -> None:
+    document = json.loads(copy.study.prediction_path.read_bytes())
+    copy.predict({**document, "point": "auto" if document["point"] == "published" else "published"})
+
+
+def _cells_dropped(copy: Copy, runs: Sequence[str]) -> None:
+    """The cells of the within-pair are gone: the prediction says that there is no such pair, and has no such runs."""
+    document = json.loads(copy.study.prediction_path.read_bytes())
+    cell = next(cell for cell, pair in EXCHANGES.items() if pair == "within")
+    for name in runs:
+        shutil.rmtree(copy.root / name)
+    copy.predict(
+        {
+            **document,
+            "exchange": {**document["exchange"], "within": None, "why": "no within pair"},
+            "arms": [arm for arm in document["arms"] if arm["cell"] != cell],
+            "pairs": [p for p in document["pairs"] if cell not in (p["first"][0], p["second"][0])],
+        }
+    )
+
+
 def _on_a_gpu(copy: Copy) -> None:
     if copy.study.is_twin:
         raise _ImpossibleError("on a twin no order is claimed")
@@ -295,7 +376,9 @@ MUTATE: Mapping[str, Callable[[Copy, Sequence[str]], None]] = {
     "route": _each(_route),
     "expert_block": _each(_expert_block),
     "treatment_marker": _each(_treatment_marker),
+    "plan_throughout": _each(_plan_throughout),
     "plan_consumed": _each(_plan_consumed),
+    "read_back_claimed": _each(_read_back_claimed),
     "grid_marker": _each(_grid_marker),
     "slices_consumed": _each(_slices_consumed),
     "stage_hash": _each(_stage_hash),
@@ -311,6 +394,9 @@ MUTATE: Mapping[str, Callable[[Copy, Sequence[str]], None]] = {
     "order": _order,
     "order_unsealed": _stamps_exchanged,
     "gpu_of_its_own": _gpu_of_its_own,
+    "launch_status": _launch_status,
+    "point": _point,
+    "cells_dropped": _cells_dropped,
     UNCHANGED: _each(_unchanged),
 }
 
@@ -376,6 +462,7 @@ def _try(study: Study, runs: Path, copy: Path, replicates: int, declared: Declar
     _copy_set(study, runs, copy, replicates, linked=linked)
     every = [run_name(*key) for key in expected_runs(study, replicates)]
     changed = every if declared.runs == ALL else list(declared.runs)
+    made = Copy(study, copy)
     entry = {
         "name": declared.name,
         "runs": declared.runs,
@@ -385,12 +472,14 @@ def _try(study: Study, runs: Path, copy: Path, replicates: int, declared: Declar
     try:
         if missing := [name for name in changed if not (copy / name).is_dir()]:
             raise _no_such_run(study, missing[0], replicates)
-        MUTATE[declared.name](Copy(study, copy), changed)
+        MUTATE[declared.name](made, changed)
     except _ImpossibleError as e:
         where = "fixture" if isinstance(e, _NoRoomError) else _backend(study)
         may = None if isinstance(e, _FewerReplicatesError) or where in declared.untried else False
         return {**entry, "found": [], "elsewhere": [], "as_declared": may, "note": str(e)}
-    findings = judge(study, copy, replicates).findings
+    held = read_backs(study)
+    changed_study = with_prediction(study, made.prediction) if made.prediction.is_file() else study
+    findings = judge(changed_study, copy, replicates, held).findings
     found = sorted({str(f.reason) for f in findings})
     refused = {f.run for f in findings}
     wanted = set(changed if declared.refused is None else declared.refused) if declared.reasons else set()
@@ -427,7 +516,7 @@ def mutate(
                 "no such run",
                 where=str(runs / run_name(*key)),
                 limit=f"mutations need {replicates} replicates of every cell and history",
-                way_out="run them first (routeblock run)",
+                way_out="run them first (routeblock study-a run)",
             )
     check_recorded(study, runs, [run_name(*key) for key in expected_runs(study, replicates)])
     writable_folder(out.parent)

@@ -51,9 +51,10 @@ class Reason(StrEnum):
     SLOT_ORDER = "slot_order"
     """The memberships are those asked for, the bytes of the injected plan are not."""
     TREATMENT_NOT_ASKED = "treatment_not_asked"
-    """The treatment asked for is not that of the cell."""
+    """The treatment asked for is not that of the cell in the frozen prediction."""
     TREATMENT_NOT_CONSUMED = "treatment_not_consumed"
-    """The treatment consumed is not the one asked for, or what the kernels used is not the stored plan."""
+    """The treatment consumed, or the plan that the kernels used, is not that of the frozen prediction (of a native
+    alignment on a GPU: not the plan stored beside it), or a recorded run claims a read-back that its evidence lacks."""
     GRID_NOT_PREDICTED = "grid_not_predicted"
     """The launch asked for is not that of the frozen prediction."""
     GRID_NOT_CONSUMED = "grid_not_consumed"
@@ -75,6 +76,14 @@ class Reason(StrEnum):
     """The final surface is not the sum of the w2 stored beside it over each token's routes, bit for bit."""
     PREDICTION_MISMATCH = "prediction_mismatch"
     """The prediction is of another fixture, or its plans, pairs, launches or conclusions do not fit one another."""
+    OPERATING_POINT = "operating_point"
+    """The prediction's native launches, what they are called, its tensor cores or its control are not those of its
+    point on the lane of the runs."""
+    EXCHANGE_PAIR = "exchange_pair"
+    """The exchange pairs, and with them the cells, are not those that the fixture or the captured plans give."""
+    PREDICTION_FIELD = "prediction_field"
+    """Another statement of the prediction (changed memberships, split routes ...) is not what plans and launches
+    give."""
     PREDICTION_INCOMPLETE = "prediction_incomplete"
     """The prediction lacks an arm or a pair of arms, or has one more."""
     FULL_K_SPLIT = "full_k_split"

@@ -10,7 +10,7 @@ is interpreted (`relations`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +22,7 @@ from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
 from routeblock.route_block.scorer.audit import Audited, Process, audit_set, expected_runs, run_name
+from routeblock.route_block.scorer.expected_prediction import check_fields, check_prediction
 from routeblock.route_block.scorer.expected_rows import check_rows
 from routeblock.route_block.scorer.inputs import (
     FIXTURE,
@@ -29,12 +30,11 @@ from routeblock.route_block.scorer.inputs import (
     LAYER,
     PLANS,
     Study,
-    check_prediction,
     first_line,
     read_study,
 )
 from routeblock.route_block.scorer.reasons import Finding, Reason
-from routeblock.route_block.scorer.recorded_index import check_recorded, index_files
+from routeblock.route_block.scorer.recorded_index import check_recorded, index_files, read_backs
 from routeblock.route_block.scorer.relations import CLAIMED_AT, Status, judge_arms, judge_pairs, judge_relations
 
 FORMAT = "routeblock.score.v1"
@@ -55,11 +55,15 @@ class Score:
     findings: Sequence[Finding]
 
 
-def judge(study: Study, runs: Path, replicates: int) -> Score:
-    """Judge every run below `runs`, then, if all are sound, the prediction and the relations."""
-    audited, findings = audit_set(study, runs, replicates)
-    # Rows rest on plans and launches: they are asked for only of a prediction that has these right.
-    findings = [*(list(check_prediction(study)) or check_rows(study)), *findings]
+def judge(study: Study, runs: Path, replicates: int, held: Mapping[str, Any] | None = None) -> Score:
+    """Judge every run below `runs`, then, if all are sound, the prediction and the relations.
+
+    `held`: what the evidence of recorded runs says that their kernels used, default read from it. Raises InputError
+    where there is no such evidence.
+    """
+    audited, findings = audit_set(study, runs, replicates, read_backs(study) if held is None else held)
+    # Fields and rows rest on plans and launches: they are asked of a prediction that has these right.
+    findings = [*(list(check_prediction(study)) or (*check_fields(study), *check_rows(study))), *findings]
     sound = not findings
     evidence = evidence_of(replicates)
     arms, pairs, relations = [], [], []
@@ -86,7 +90,7 @@ def judge(study: Study, runs: Path, replicates: int) -> Score:
         "order": _order_claimed(study, audited),
         "grids": sorted({_grids(study, run) for run in audited}),
         "consumed": dict(Counter(_consumed(run) for run in audited)),
-        "exchange": study.prediction.exchange.model_dump(mode="json"),
+        "exchange": study.prediction.exchange.model_dump(mode="json", exclude={"source"}),
         "sound": sound,
         "findings": [{"run": f.run, "reason": str(f.reason), "detail": f.detail} for f in findings],
         "runs": {run.name: run.record_digest for run in _in_order(audited)},
@@ -220,7 +224,7 @@ def _check_proof(path: Path) -> None:
     except (OSError, ValueError) as e:
         what = "no such file" if isinstance(e, FileNotFoundError) else f"no proof of the twin: {first_line(e)}"
         limit = "the twin's comparison with recorded outputs, none of which differs"
-        raise InputError(what, where=str(path), limit=limit, way_out="run routeblock check-twin") from e
+        raise InputError(what, where=str(path), limit=limit, way_out="run routeblock gpu check-twin") from e
 
 
 def inputs_of(study: Study, plans: Path | None) -> list[Path]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of study B: kernels, sweep, confirmation, statistics, their validation, tables."""
+"""Commands of study B: sweep, confirmation, records, statistics, their recount, tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from routeblock.cli_shared import (
+from routeblock.cli.shared import (
     EDITS,
     DeclaredEdits,
     MutationsFile,
@@ -16,32 +16,19 @@ from routeblock.cli_shared import (
     ProtocolFile,
     Recomputed,
     ValidationFile,
-    add,
-    report,
+    finish,
 )
 
+app = typer.Typer(help="Study B, grouped schedules: sweep, confirmation, statistics, recount, tables.")
+PROTOCOL = Path("fixtures/protocols/grouped_schedule.json")
 Records = Annotated[list[Path], typer.Option("--record", help="A folder of a sweep or confirmation; repeat it.")]
 Device = Annotated[str, typer.Option(help="cpu0, or gpu0, gpu1, ... as the driver counts them.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of lane cpu.")]
 MinimumEffect = Annotated[float, typer.Option(help="The smallest change that matters, as a fraction.")]
 Cubin = Annotated[Path | None, typer.Option(help="A cubin of q6k_schedules for lane cuda.")]
 
-PROTOCOL = Path("fixtures/protocols/grouped_schedule.json")
 
-
-def build_kernels(
-    out: Out,
-    arch: Annotated[str, typer.Option(help="A real architecture, such as sm_90.")],
-    nvrtc: Annotated[
-        list[Path] | None, typer.Option(help="An NVRTC library; repeat it. Default: those of this environment.")
-    ] = None,
-) -> None:
-    """Compile the CUDA sources with NVRTC; needs no GPU. A cubin's SHA-256 is its binary identity."""
-    from routeblock.cuda.build import build
-
-    build(out, arch, libraries=nvrtc)
-
-
+@app.command("sweep")
 def sweep(
     out: Out, device: Device, protocol: ProtocolFile = PROTOCOL, cubin: Cubin = None, threads: Threads = 2
 ) -> None:
@@ -49,6 +36,7 @@ def sweep(
     _record("sweep", out, device, protocol, cubin, threads)
 
 
+@app.command("confirm")
 def confirm(
     out: Out, device: Device, protocol: ProtocolFile = PROTOCOL, cubin: Cubin = None, threads: Threads = 2
 ) -> None:
@@ -56,11 +44,13 @@ def confirm(
     _record("confirmation", out, device, protocol, cubin, threads)
 
 
+@app.command("beyond")
 def beyond(out: Out, device: Device, cubin: Cubin, protocol: ProtocolFile = PROTOCOL) -> None:
     """Further campaigns on one GPU: L2 ratio, cold L2, warps in a block, launches one by one."""
     _record("beyond", out, device, protocol, cubin, 1)
 
 
+@app.command("sanitize")
 def sanitize(
     out: Out,
     device: Device,
@@ -78,6 +68,7 @@ def sanitize(
         raise typer.Exit(1)
 
 
+@app.command("record")
 def record_gpus(
     out: Out,
     protocol: ProtocolFile = PROTOCOL,
@@ -89,6 +80,7 @@ def record_gpus(
     print(record_gpus.run(out, protocol, sanitizer=sanitizer))
 
 
+@app.command("record-counters")
 def record_grouped_counters(
     out: Out,
     cubin: Annotated[Path, typer.Option(help="A cubin of q6k_schedules.")],
@@ -103,35 +95,7 @@ def record_grouped_counters(
     print(counting.write(out, protocol, counters, cubin))
 
 
-def window(
-    command: Annotated[list[str], typer.Argument(help="What to measure, after --.")],
-    out: Annotated[Path, typer.Option(help="File to write: what happened; its manifest goes beside it.")],
-    before: Annotated[list[str] | None, typer.Option(help="A shell command that drains and holds; repeat.")] = None,
-    check: Annotated[list[str] | None, typer.Option(help="A shell command: 0 while it is so; repeat.")] = None,
-    after: Annotated[list[str] | None, typer.Option(help="A shell command that opens again; repeat.")] = None,
-    resident: Annotated[list[str] | None, typer.Option(help="A process that may stay on the GPU; repeat.")] = None,
-    yields: Annotated[
-        Path | None, typer.Option(help="What the command writes: taken away if the window fails.")
-    ] = None,
-) -> None:
-    """Measure in a guarded window: drain, check, run, check, verify the cleanup, open. Exits 1 if a check failed."""
-    import json
-
-    from routeblock.cuda import window as guarded
-
-    settings = guarded.Settings(*(tuple(given or ()) for given in (before, check, after, resident)))
-    status = guarded.run(settings, command, yields, out)
-    if status:
-        print(guarded.failed(out, json.loads(out.read_bytes())["steps"]))
-        raise typer.Exit(status)
-
-
-def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | None, threads: int) -> None:
-    from routeblock.grouped_schedule import lanes
-
-    lanes.run(rule, out, device, protocol, cubin=cubin, threads=threads)
-
-
+@app.command("recorded")
 def recorded(
     out: Out,
     source: Annotated[Path, typer.Option(help="A committed record.")],
@@ -144,9 +108,10 @@ def recorded(
     from routeblock.grouped_schedule import verification
 
     wrong = verification.write(out, source, lane, protocol, contents=contents, threads=threads)
-    report(wrong, "every batch, fixture and output is as it should be")
+    finish(wrong, "every batch, fixture and output is as it should be")
 
 
+@app.command("recorded-documents")
 def recorded_documents(
     out: Out,
     source: Annotated[Path, typer.Option(help="A committed record.")],
@@ -155,28 +120,19 @@ def recorded_documents(
     """Copy a record's build and sanitizer documents once they are those of the recording machine; else exit 1."""
     from routeblock.grouped_schedule import documents
 
-    report(documents.write(out, source, contents), "every document is the listed one")
+    finish(documents.write(out, source, contents), "every document is the listed one")
 
 
-def grouped_bundle(
-    out: Out,
-    source: Annotated[list[Path], typer.Option(help="A file or folder to pack; repeat it.")],
-    readme: Annotated[Path, typer.Option(help="Becomes README.md in the archive.")],
-) -> None:
-    """Pack study B's evidence into one archive whose bytes depend on the files alone."""
-    from routeblock.grouped_schedule import bundle
-
-    bundle.write(out, source, readme=readme)
-
-
+@app.command("statistics")
 def statistics(out: Out, record: Records, minimum_effect: MinimumEffect, protocol: ProtocolFile = PROTOCOL) -> None:
     """Changes with intervals and verdicts from raw batches. Exits 1 if the protocol's counts are not reached."""
     from routeblock.grouped_schedule import statistics as made
 
     wrong = made.write(out, record, protocol, minimum_effect=minimum_effect)
-    report(wrong, "every device reaches the protocol's counts")
+    finish(wrong, "every device reaches the protocol's counts")
 
 
+@app.command("validate")
 def validate_timings(
     out: Out,
     record: Records,
@@ -198,9 +154,10 @@ def validate_timings(
         rule="validate_timings",
         sealed=False,
     )
-    report(wrong, f"{number} comparisons recounted, all exactly equal")
+    finish(wrong, f"{number} comparisons recounted, all exactly equal")
 
 
+@app.command("mutate")
 def mutate_timings(
     out: Out,
     record: Records,
@@ -220,9 +177,10 @@ def mutate_timings(
     again = partial(recompute, threads=threads)
     made = study(minimum_effect)
     entries = mutations.write(out, made, ROOM, record, protocol, declared, again, rule="grouped_mutations")
-    report(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
+    finish(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
 
 
+@app.command("table")
 def grouped_table(
     name: Annotated[str, typer.Argument(help="A table's name, such as confirmation.")],
     out: Out,
@@ -257,25 +215,19 @@ def grouped_table(
     )
 
 
-COMMANDS = (
-    build_kernels,
-    sweep,
-    confirm,
-    beyond,
-    sanitize,
-    record_gpus,
-    record_grouped_counters,
-    window,
-    recorded,
-    recorded_documents,
-    statistics,
-    validate_timings,
-    mutate_timings,
-    grouped_table,
-    grouped_bundle,
-)
+@app.command("bundle")
+def grouped_bundle(
+    out: Out,
+    source: Annotated[list[Path], typer.Option(help="A file or folder to pack; repeat it.")],
+    readme: Annotated[Path, typer.Option(help="Becomes README.md in the archive.")],
+) -> None:
+    """Pack study B's evidence into one archive whose bytes depend on the files alone."""
+    from routeblock.grouped_schedule import bundle
+
+    bundle.write(out, source, readme=readme)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    add(app, COMMANDS)
+def _record(rule: str, out: Path, device: str, protocol: Path, cubin: Path | None, threads: int) -> None:
+    from routeblock.grouped_schedule import lanes
+
+    lanes.run(rule, out, device, protocol, cubin=cubin, threads=threads)

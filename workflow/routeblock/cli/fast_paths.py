@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of the fast paths: the record of a GPU, its proof, its statistics, the tables."""
+"""Commands of the fast paths: the record of a GPU, its statistics, their recount, the tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from routeblock.cli_shared import (
+from routeblock.cli.shared import (
     EDITS,
     CommittedRecord,
     DeclaredEdits,
+    Given,
     MutationsFile,
     Out,
     ProtocolFile,
@@ -20,15 +21,14 @@ from routeblock.cli_shared import (
     StatisticsFile,
     TableName,
     ValidationFile,
-    add,
-    report,
+    finish,
 )
 
-Given = Annotated[Path | None, typer.Option(help="Made before; default: compiled here.")]
-
+app = typer.Typer(help="The Q6_K fast paths and their peers: record, statistics, recount, tables.")
 PROTOCOL = Path("fixtures/protocols/q6k_dispatch.json")
 
 
+@app.command("record")
 def record_dispatch(
     out: Out,
     protocol: ProtocolFile = PROTOCOL,
@@ -46,26 +46,29 @@ def record_dispatch(
 
     files = record.Given(cubin, schedules, plugin, llama)
     wrong = record.write(out, protocol, files)
-    report(wrong, str(out / STUDY.archive))
+    finish(wrong, str(out / STUDY.archive))
 
 
+@app.command("recorded")
 def recorded_dispatch(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
     """Verify a committed record on this CPU: files, batches, jobs, plans, samples. Exits 1 if something differs."""
     from routeblock.q6k_dispatch import verification
 
     wrong = verification.write(out, source, protocol)
-    report(wrong, "every batch and sampled output is as it should be")
+    finish(wrong, "every batch and sampled output is as it should be")
 
 
+@app.command("statistics")
 def dispatch_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios to every peer, with intervals, from raw batches. Exits 1 if the record lacks what is asked for."""
     from routeblock.q6k_dispatch.study import STUDY
     from routeblock.timing import statistics
 
     wrong = statistics.write(out, STUDY, [record], protocol, rule="dispatch_statistics")
-    report(wrong, "the record is whole")
+    finish(wrong, "the record is whole")
 
 
+@app.command("validate")
 def validate_dispatch(
     out: Out, record: RecordFolder, statistics: Recomputed, protocol: ProtocolFile = PROTOCOL
 ) -> None:
@@ -74,9 +77,10 @@ def validate_dispatch(
     from routeblock.timing import validation
 
     number, wrong = validation.write(out, STUDY, statistics, [record], protocol, rule="validate_dispatch")
-    report(wrong, f"{number} comparisons recounted, all exactly equal")
+    finish(wrong, f"{number} comparisons recounted, all exactly equal")
 
 
+@app.command("mutate")
 def mutate_dispatch(
     out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL, declared: DeclaredEdits = EDITS
 ) -> None:
@@ -87,9 +91,10 @@ def mutate_dispatch(
     from routeblock.timing import mutations
 
     entries = mutations.write(out, STUDY, ROOM, [record], protocol, declared, recompute, rule="dispatch_mutations")
-    report(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
+    finish(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
 
 
+@app.command("table")
 def dispatch_table(
     name: TableName,
     out: Out,
@@ -103,18 +108,3 @@ def dispatch_table(
     from routeblock.q6k_dispatch import tables
 
     tables.write(name, out, statistics, record, validation, protocol, mutations_file=mutations)
-
-
-COMMANDS = (
-    record_dispatch,
-    recorded_dispatch,
-    dispatch_statistics,
-    validate_dispatch,
-    mutate_dispatch,
-    dispatch_table,
-)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    add(app, COMMANDS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of the alignment's cost: the record of a GPU, its statistics, their validation, the table."""
+"""Commands of the alignment's cost: the record of a GPU, its statistics, their recount, the tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from routeblock.cli_shared import (
+from routeblock.cli.shared import (
     EDITS,
     CommittedRecord,
     DeclaredEdits,
@@ -20,13 +20,14 @@ from routeblock.cli_shared import (
     StatisticsFile,
     TableName,
     ValidationFile,
-    add,
-    report,
+    finish,
 )
 
+app = typer.Typer(help="What canonical alignment costs: record, statistics, recount, tables.")
 PROTOCOL = Path("fixtures/protocols/alignment_cost.json")
 
 
+@app.command("record")
 def record_alignment(
     out: Out,
     protocol: ProtocolFile = PROTOCOL,
@@ -40,34 +41,38 @@ def record_alignment(
     from routeblock.alignment_cost.study import STUDY
 
     wrong = record.write(out, protocol, seconds=seconds)
-    report(wrong, str(out / STUDY.archive))
+    finish(wrong, str(out / STUDY.archive))
 
 
-def alignment_exactness(out: Out) -> None:
-    """Compare canonical alignment on this GPU with the CPU reference, bit for bit; exit 1 if a bit differs."""
-    from routeblock.alignment_cost import record
-
-    differs = record.check_exactness(out)["differs"]
-    report([differs] if differs else [], "every bit is the reference's")
-
-
+@app.command("recorded")
 def recorded_alignment(out: Out, source: CommittedRecord, protocol: ProtocolFile = PROTOCOL) -> None:
     """Verify a committed record on this CPU: files, batches, plans, variants. Exits 1 if something differs."""
     from routeblock.alignment_cost import verification
 
     wrong = verification.write(out, source, protocol)
-    report(wrong, "every batch and plan is as it should be")
+    finish(wrong, "every batch and plan is as it should be")
 
 
+@app.command("exactness")
+def alignment_exactness(out: Out) -> None:
+    """Compare canonical alignment on this GPU with the CPU reference, bit for bit; exit 1 if a bit differs."""
+    from routeblock.alignment_cost import record
+
+    differs = record.check_exactness(out)["differs"]
+    finish([differs] if differs else [], "every bit is the reference's")
+
+
+@app.command("statistics")
 def alignment_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios with intervals and verdicts from raw batches. Exits 1 if the record lacks what the protocol asks for."""
     from routeblock.alignment_cost.study import STUDY
     from routeblock.timing import statistics
 
     wrong = statistics.write(out, STUDY, [record], protocol, rule="alignment_statistics")
-    report(wrong, "the record is whole")
+    finish(wrong, "the record is whole")
 
 
+@app.command("validate")
 def validate_alignment(
     out: Out, record: RecordFolder, statistics: Recomputed, protocol: ProtocolFile = PROTOCOL
 ) -> None:
@@ -76,9 +81,10 @@ def validate_alignment(
     from routeblock.timing import validation
 
     number, wrong = validation.write(out, STUDY, statistics, [record], protocol, rule="validate_alignment")
-    report(wrong, f"{number} comparisons recounted, all exactly equal")
+    finish(wrong, f"{number} comparisons recounted, all exactly equal")
 
 
+@app.command("mutate")
 def mutate_alignment(
     out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL, declared: DeclaredEdits = EDITS
 ) -> None:
@@ -89,9 +95,10 @@ def mutate_alignment(
     from routeblock.timing import mutations
 
     entries = mutations.write(out, STUDY, ROOM, [record], protocol, declared, recompute, rule="alignment_mutations")
-    report(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
+    finish(mutations.misjudged(entries), f"{len(entries)} copies judged as declared")
 
 
+@app.command("table")
 def alignment_table(
     name: TableName,
     out: Out,
@@ -104,19 +111,3 @@ def alignment_table(
     from routeblock.alignment_cost import tables
 
     tables.write(name, out, statistics, record, validation, mutations_file=mutations)
-
-
-COMMANDS = (
-    record_alignment,
-    recorded_alignment,
-    alignment_exactness,
-    alignment_statistics,
-    validate_alignment,
-    mutate_alignment,
-    alignment_table,
-)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    add(app, COMMANDS)
