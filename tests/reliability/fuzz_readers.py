@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile files for every reader: a result or an `InputError` and nothing else, in little time and memory.
 
-python tests/reliability/fuzz_readers.py --seconds 600 --seed 1 --out FILE [--reader NAME ...]
+PYTHONPATH=tests/route_block python tests/reliability/fuzz_readers.py --seconds 600 --seed 1 --out FILE
 
 Each reader runs in a process of its own that is watched from outside, so that a crash and an endless loop are faults
 of one input, too. Input number i of a reader follows from seed, reader and i alone: `--case i` makes it again.
@@ -160,6 +160,7 @@ def work(name: str, seed: int, first: int, seconds: float, cases: int, home: Pat
 def fuzz(name: str, seed: int, seconds: float, cases: int) -> dict[str, Any]:
     """Run one reader in processes of its own for so many seconds; the summary of what was found."""
     notes: list[dict[str, Any]] = []
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     until, first = time.monotonic() + seconds, 0
     while first < cases and (not notes or time.monotonic() < until):
         with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +170,7 @@ def fuzz(name: str, seed: int, seconds: float, cases: int) -> dict[str, Any]:
             limits = ["--seed", str(seed), "--seconds", str(left), "--cases", str(cases - first)]
             log = home / "log"
             with log.open("wb") as err:
-                process = subprocess.Popen([*mine, *limits], stdout=err, stderr=err)
+                process = subprocess.Popen([*mine, *limits], stdout=err, stderr=err, env=paths)
                 ended = _watch(process, home)
             told = home / "notes.jsonl"
             notes += [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
@@ -257,6 +258,4 @@ def _again(name: str, seed: int, number: int) -> int:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).resolve().parent
-    sys.path[:0] = [str(here), str(here.parent / "route_block"), str(here.parents[1] / "workflow")]
     sys.exit(main())

@@ -46,7 +46,7 @@ def other(value: Any, rng: Random, known: list[Any]) -> Any:
     if alike and rng.random() < 0.5:
         return rng.choice(alike)
     if isinstance(value, int):
-        return value + rng.choice((1, -1, 2, 7, -value - 1))
+        return value + rng.choice((1, -1, 2, 7, -value - 1 or 5))
     if isinstance(value, float):
         return rng.choice((math.nextafter(value, math.inf), value * 1.01 + 1e-6, -value - 1.0))
     if isinstance(value, str) and _DIGEST.fullmatch(value):

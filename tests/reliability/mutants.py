@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generated mutants of records: is each refused, with a reason, and is every legitimate variation accepted?
 
-python tests/reliability/mutants.py --each 110 --seed 1 --out FILE
+PYTHONPATH=tests/route_block python tests/reliability/mutants.py --each 110 --seed 1 --out FILE
 
 Study A: runs of a small study without GEMMs, as twin and as GPU lane (tests/route_block/synthetic.py), judged by the
 scorer, sealed anew after the edit. Timed studies: the committed records, judged as `timing` judges them; every digest
@@ -26,12 +26,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from leaves import Place, edit_leaf
+from leaves import Place, edit_leaf, other
 from synthetic import LAUNCH, SignatureLane, Study, following, make_study
 
 from routeblock.alignment_cost import verification as alignment_verification
@@ -41,7 +42,7 @@ from routeblock.evidence import chain
 from routeblock.evidence.archive import CONTENTS
 from routeblock.evidence.digest import canonical_json, sha256_array
 from routeblock.evidence.files import write_json
-from routeblock.evidence.manifest import SUFFIX
+from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import (
     RECORD,
     RECORD_MANIFEST,
@@ -59,6 +60,7 @@ from routeblock.route_block.scorer.inputs import read_study
 from routeblock.route_block.scorer.mutations import seal_anew
 from routeblock.route_block.scorer.score import judge
 from routeblock.timing.check import check
+from routeblock.timing.reasons import Finding, Reason
 from routeblock.timing.record import BATCHES as BATCHES_FILE
 from routeblock.timing.record import Record, usable
 from routeblock.timing.record import Study as TimedStudy
@@ -116,6 +118,9 @@ class Runs:
     def __init__(self, root: Path, name: str, **options: Any) -> None:
         self.name = name
         self.study = make_study(root, **options)
+        prediction = self.study.prediction
+        made_by: dict[str, Any] = {"parameters": {}, "modules": ["routeblock.route_block.prediction.freeze"]}
+        seal(prediction.with_suffix(SUFFIX), rule="freeze", outputs=[prediction], inputs=[], **made_by)
         self.read = read_study(self.study.fixture, self.study.prediction, self.study.identity)
         self.folders = sorted(p.parent for p in self.study.runs.rglob(RECORD))
         self.known = {p: p.read_bytes() for p in sorted(self.study.runs.rglob("*")) if p.is_file()}
@@ -139,9 +144,7 @@ class Runs:
     def chain(self) -> list[str]:
         """What `make verify` finds. Seals are the chain's: the scorer reads of them what it needs for its verdict."""
         given = [self.study.fixture, self.study.identity, self.study.identity.with_suffix(SUFFIX)]
-        found = chain.verify(self.study.runs, sources=given)
-        # The small study's prediction has no seal.
-        return [f"verify: {f.kind}" for f in found if f.path.name != "prediction.json"]
+        return [f"verify: {f.kind}" for f in chain.verify(self.study.runs, sources=given)]
 
     def pick(self, rng: Random) -> Path:
         """The folder of one run."""
@@ -336,7 +339,7 @@ def _shown(at: Place) -> str:
 
 
 def _of_runs(runs: Runs, kinds: dict[str, Callable[[Runs, Random], str]], each: int, seed: int) -> Iterator[Tally]:
-    if found := runs.verdict():
+    if found := runs.verdict() + runs.chain():
         raise RuntimeError(f"{runs.name} as it is: {found}")
     for kind, mutate in kinds.items():
         tally, rng = Tally(runs.name, kind), Random(f"{seed} {runs.name} {kind}")
@@ -368,7 +371,7 @@ def _variations_of_runs(runs: Runs, number: int, seed: int) -> dict[str, Any]:
     at_home = runs.study
     for _ in range(number):
         folder = runs.pick(rng)
-        kind = rng.choice(("seal_order", "telemetry_order", "process", "moved", "mtime", "log"))
+        kind = rng.choice(("seal_order", "telemetry_order", "process", "times", "moved", "mtime", "log"))
         kinds[kind] += 1
         if kind == "seal_order":
             # The order of keys and white space of what is not hashed as a document.
@@ -382,6 +385,15 @@ def _variations_of_runs(runs: Runs, number: int, seed: int) -> dict[str, Any]:
             document["pid"] = rng.randint(10**6, 10**9)
             write_json(folder / TELEMETRY, document)
             seal_anew(folder, TELEMETRY_MANIFEST)
+        elif kind == "times":
+            # The whole study at another time, by another clock, with other durations.
+            by = timedelta(seconds=rng.randint(-(10**8), 10**8))
+            for home in runs.folders:
+                document = json.loads((home / TELEMETRY).read_bytes())
+                moved = {k: (datetime.fromisoformat(document[k]) + by).isoformat() for k in ("start", "begin", "end")}
+                seconds = {k: rng.random() for k in document["seconds"]}
+                write_json(home / TELEMETRY, {**document, **moved, "seconds": seconds})
+                seal_anew(home, TELEMETRY_MANIFEST)
         elif kind == "mtime":
             for path in folder.iterdir():
                 path.touch()
@@ -484,8 +496,6 @@ def _batch_field(timed: Timed, rows: Rows, rng: Random) -> str:
     name = rng.choice(sorted(row))
     before = row[name]
     column = [r[name] for r in rng.sample(rows, min(40, len(rows)))]
-    from leaves import other
-
     row[name] = other(before, rng, column)
     if row[name] == before and type(row[name]) is type(before):
         raise NoRoomError
@@ -620,8 +630,6 @@ def _checked(timed: Timed, documents: dict[str, Any], rows: Rows) -> list[Any]:
         with usable(timed.folder):
             return check(timed.study, record, rows, timed.protocol)
     except InputError:
-        from routeblock.timing.reasons import Finding, Reason
-
         return [Finding("batches", Reason.TIME, "unreadable")]
 
 
@@ -741,36 +749,19 @@ def runs_mutants(each: int, variations: int, seed: int, home: Path) -> tuple[lis
     return tallies, varied
 
 
-def timed_records() -> list[Timed]:
-    """The committed records of timings: one of each study and campaign."""
+def timed_records(names: Sequence[str] = ()) -> Iterator[Timed]:
+    """The committed records of timings, one of each study and campaign; those of these names, or all."""
     recorded, protocols = ROOT / "fixtures/recorded", ROOT / "fixtures/protocols"
-    grouped = grouped_study(0.01)
-    again = partial(grouped_verification.recompute, threads=2)
-    b = recorded / "grouped_schedule"
-    return [
-        Timed(
-            "alignment cost",
-            ALIGNMENT_COST,
-            recorded / "alignment_cost/h200",
-            protocols / "alignment_cost.json",
-            alignment_verification.recompute,
-        ),
-        Timed("study B, sweep", grouped, b / "h200/cuda/gpu0/sweep", protocols / "grouped_schedule.json", again),
-        Timed(
-            "study B, confirmation",
-            grouped,
-            b / "h200/cuda/gpu0/confirmation",
-            protocols / "grouped_schedule.json",
-            again,
-        ),
-        Timed(
-            "fast paths",
-            Q6K_DISPATCH,
-            recorded / "q6k_dispatch/h200",
-            protocols / "q6k_dispatch.json",
-            dispatch_verification.recompute,
-        ),
-    ]
+    grouped, b = grouped_study(0.01), recorded / "grouped_schedule/h200/cuda/gpu0"
+    outputs = partial(grouped_verification.recompute, threads=2)
+    for name, study, folder, again in (
+        ("alignment cost", ALIGNMENT_COST, recorded / "alignment_cost/h200", alignment_verification.recompute),
+        ("study B, sweep", grouped, b / "sweep", outputs),
+        ("study B, confirmation", grouped, b / "confirmation", outputs),
+        ("fast paths", Q6K_DISPATCH, recorded / "q6k_dispatch/h200", dispatch_verification.recompute),
+    ):
+        if name in (names or (name,)):
+            yield Timed(name, study, folder, protocols / f"{study.name}.json", again)
 
 
 def timed_mutants(
@@ -816,7 +807,7 @@ def main() -> int:
             found = runs_mutants(given.each, given.variations, given.seed, home)
             tallies, varied = [*tallies, *found[0]], [*varied, *found[1]]
         if given.of != "runs":
-            found = timed_mutants(timed_records(), given.each, given.variations, given.seed, home)
+            found = timed_mutants([*timed_records()], given.each, given.variations, given.seed, home)
             tallies, varied = [*tallies, *found[0]], [*varied, *found[1]]
     rows = [tally.row() for tally in tallies]
     document = {"format": FORMAT, "seed": given.seed, "each": given.each, "mutants": rows, "variations": varied}
@@ -833,6 +824,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).resolve().parent
-    sys.path[:0] = [str(here), str(here.parent / "route_block"), str(here.parents[1] / "workflow")]
     sys.exit(main())
