@@ -42,7 +42,7 @@ def test_a_study_killed_at_every_stage_ends_with_the_bits_of_an_undisturbed_one(
 
     # A second workflow while one is at work is refused; then a run's process alone is killed: the workflow fails.
     workflow = Workflow.start(checkout, *TABLES)
-    run = held(workflow, "run")
+    run = held(workflow, "study-a run")
     done = checkout.command("routeblock", "recover", "results")
     assert done.returncode == 2 and f"runs already, process {workflow.process.pid}" in done.stderr
     os.kill(run, signal.SIGKILL)
