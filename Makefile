@@ -23,7 +23,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study report test fuzz mutants intervals reliability test-recovery test-report test-slurm test-vllm check-vllm-wheels lock bundle prediction diagnosis bench verify repair clean
+.PHONY: setup study report test fuzz mutants intervals growth reliability test-recovery test-report test-slurm test-vllm check-vllm-wheels lock bundle prediction diagnosis bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -94,6 +94,9 @@ mutants: .venv/dev.stamp
 
 intervals: .venv/dev.stamp
 	@$(RELIABILITY)/intervals.py --trials 4000 --seed $(SEED) --out $(RESULTS)/intervals.json
+
+growth: .venv/dev.stamp
+	@$(RELIABILITY)/growth.py --out $(RESULTS)/growth.json
 
 reliability: .venv/dev.stamp
 	@$(RELIABILITY)/page.py

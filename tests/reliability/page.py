@@ -113,6 +113,19 @@ def _intervals(told: Row) -> str:
     return _table(rows, ("repetitions", "stated", "reached", "standard error", "simulated comparisons"))
 
 
+def _growth(told: Row) -> str:
+    rows = []
+    for case in told["cases"]:
+        sizes = ", ".join(f"{r['size']:,}" for r in case["rows"])
+        times = ", ".join(f"{r['seconds']:.3g}" for r in case["rows"])
+        memory = max(r["mb"] for r in case["rows"])
+        rows.append((case["case"], f"{sizes} {case['unit']}", times, case["exponent"], memory))
+    head = ("case", "sizes", "seconds", "exponent", "most memory, MB")
+    return tabulate(
+        rows, head, tablefmt="github", colalign=("left", "left", "left", "right", "right"), disable_numparse=True
+    )
+
+
 def _list_alone(told: Row) -> str:
     found: dict[str, set[str]] = {}
     for row in told["mutants"]:
@@ -127,7 +140,7 @@ def _list_alone(told: Row) -> str:
 
 def text() -> str:
     """The page."""
-    fuzzed, told, drawn = (_result(name) for name in ("fuzzed_readers", "mutants", "intervals"))
+    fuzzed, told, drawn, grown = (_result(name) for name in ("fuzzed_readers", "mutants", "intervals", "growth"))
     return f"""# How hard it is to break
 
 `make reliability` writes this page from `fixtures/reliability`, where the commands that are named here leave their
@@ -176,6 +189,12 @@ that the recording machine made, `contents.json`, shows it. Who can rewrite that
 Legitimate variations: order of keys and white space, times and processes, another codec, a folder moved, files touched.
 
 {_variations(told)}
+
+## Growth
+
+`make growth`: seconds of processor time at doubling sizes; the exponent is that of the last two doublings, 1 is linear.
+
+{_growth(grown)}
 """
 
 

@@ -58,3 +58,5 @@ def test_the_results_hold_what_is_claimed() -> None:
     fuzzed = page._result("fuzzed_readers")["readers"]
     assert [r["first_faults"] for r in fuzzed if r["faults"]] == []
     assert all(r["slowest_s"] <= 5 for r in fuzzed)
+    # With noise: a square would be 2.
+    assert all(case["exponent"] < 1.5 for case in page._result("growth")["cases"])
