@@ -72,8 +72,8 @@ def checkpoint_arguments(config: Config) -> str:
     named = {"--revision": wanted.revision, "--captured": wanted.captured, "--prompt": wanted.prompt}
     for option, value in named.items():
         given += [option, value] if value is not None else []
-    if wanted.token_ids is not None:
-        given += ["--token-ids", ",".join(map(str, wanted.token_ids))]
+    for token_id in wanted.token_ids or ():
+        given += ["--token-id", str(token_id)]
     for point in config.points:
         for lane in config.lanes:
             given += ["--point", f"{point}:{lane}"] if lane in LANES else []

@@ -122,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TyperException as e:
         context = getattr(e, "ctx", None)
         command = context.command_path if context else "routeblock"
-        return _refuse(f"{command}: {' '.join(e.format_message().split()).rstrip('.')}; see {command} --help")
+        message = " ".join(e.format_message().split()).replace(": Value error, ", ": ").rstrip(".")
+        return _refuse(f"{command}: {message}; see {command} --help")
     except (BrokenPipeError, _ReaderGoneError):
         _silence(sys.stdout)
         return 128 + signal.SIGPIPE
