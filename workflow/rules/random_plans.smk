@@ -15,8 +15,7 @@ rule random_plans:
     params:
         fixture=subpath(input.spec, parent=True),
         plans=200,
-        grids=[f"--grid {grid}" for grid in (246, 200, 528)],
         seed=1,
         code=code("routeblock.route_block.prediction.random_plans"),
     shell:
-        "routeblock study-a random-plans --fixture {params.fixture:q} --lane {wildcards.lane} --plans {params.plans} {params.grids} --seed {params.seed} --out {output.plans:q} > {log:q} 2>&1"
+        "routeblock study-a random-plans --fixture {params.fixture:q} --lane {wildcards.lane} --plans {params.plans} --seed {params.seed} --out {output.plans:q} > {log:q} 2>&1"

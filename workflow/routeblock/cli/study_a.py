@@ -23,7 +23,6 @@ from routeblock.cli.shared import (
     print_findings,
 )
 
-GRIDS = (246, 200, 528)  # of the random plans
 Cell = Literal["native", "replay", "cross", "swap_within", "swap_across", "full_k", "canonical"]
 app = typer.Typer(help="Study A, route-block: fixture, frozen prediction, runs, mutations, score, tables.")
 ExpectedIdentity = Annotated[
@@ -222,14 +221,12 @@ def random_plans(
     lane: LaneName,
     out: Annotated[Path, typer.Option(help="File to write; its manifest goes beside it.")],
     plans: Annotated[int, typer.Option(help="Number of random legal plans.", min=1)] = 200,
-    grid: Annotated[
-        list[int] | None, typer.Option(help=f"A grid; repeat. Default: {', '.join(map(str, GRIDS))}.", min=1)
-    ] = None,
+    grid: Annotated[list[int] | None, typer.Option(help="A grid; repeat. Default: table prediction's.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the plans.", min=0, max=LAST_SEED)] = 1,
 ) -> None:
     """Check the prediction on random plans, route by route; exit 1 if it is wrong once."""
     from routeblock.progress import shown
-    from routeblock.route_block.prediction.random_plans import check
+    from routeblock.route_block.prediction.random_plans import GRIDS, check
 
     with shown("random plans") as progress:
         faults = check(fixture, lane, plans, grid or GRIDS, seed, out, progress=progress)
