@@ -60,6 +60,14 @@ def config(model: Model) -> dict[str, Any]:
     }
 
 
+def spec_of(model: Model) -> Spec:
+    """What the generator of checkpoints draws the experts from."""
+    return Spec(
+        layers=model.layers, hidden=model.hidden, intermediate=model.intermediate, experts=model.experts,
+        top_k=model.top_k, group_size=model.group_size, dtype=model.dtype, seed=model.seed,
+    )  # fmt: skip
+
+
 def write(path: Path, model: Model) -> dict[str, str]:
     """Write the model's folder, one shard a layer, and return the SHA-256 of each weight file by name.
 
@@ -129,10 +137,7 @@ def _layer(model: Model, layer: int) -> Iterator[LazyTensor]:
     yield _norm(model, f"{base}self_attn.k_norm.weight", model.head_dim)
     router = f"{base}{FAMILY.block}.{FAMILY.router}.weight"
     yield _matrix(model, router, (model.experts, model.hidden), (3, layer), SPREAD)
-    spec = Spec(
-        layers=model.layers, hidden=model.hidden, intermediate=model.intermediate, experts=model.experts,
-        top_k=model.top_k, group_size=model.group_size, dtype=model.dtype, seed=model.seed,
-    )  # fmt: skip
+    spec = spec_of(model)
     draw = drawn_weights(spec)
     for expert in range(model.experts):
         for projection, own in zip(PROJECTIONS, FAMILY.projections, strict=True):

@@ -42,6 +42,7 @@ class Kind(StrEnum):
     REPEAT = "repeat"
     TIMED = "timed"
     OBSERVED = "observed"
+    CAPTURED = "captured"
 
 
 class Build(Strict):
@@ -105,6 +106,14 @@ class Observed(Strict):
     words: str
 
 
+class Captured(Strict):
+    """The process whose first MoE layer is held against the twin: orders of arrival that are injected, and batches."""
+
+    arrivals: tuple[str, ...]
+    batches: tuple[Count, ...]
+    words: str
+
+
 class Acceptance(timing.Acceptance):
     extra_repetitions: Natural
     pause_ms: Natural
@@ -139,6 +148,7 @@ class Protocol(Whole):
     alone_words: str
     steps: Steps
     observed: Observed
+    captured: Captured
     statistic: str
     bootstrap: Bootstrap
     minimum_pairs: float
@@ -172,7 +182,7 @@ class Process:
 
 
 def processes(protocol: Protocol) -> list[Process]:
-    """Every process, in order: conditions interleaved and rotated, then what is timed and observed.
+    """Every process, in order: conditions interleaved and rotated, then what is timed, observed and captured.
 
     One process times both modes; it is filed under `graphs`, since it captures them.
     """
@@ -182,7 +192,8 @@ def processes(protocol: Protocol) -> list[Process]:
         start = (number - 1) % len(conditions)
         for mode, alignment in (*conditions[start:], *conditions[:start]):
             found.append(Process(Kind.REPEAT, mode, alignment, number))
-    return [*found, Process(Kind.TIMED, Mode.GRAPHS), Process(Kind.OBSERVED, Mode.GRAPHS)]
+    beside = (Process(Kind.OBSERVED, Mode.GRAPHS), Process(Kind.CAPTURED, Mode.EAGER))
+    return [*found, Process(Kind.TIMED, Mode.GRAPHS), *beside]
 
 
 def order(protocol: Protocol, process: Process) -> Iterator[tuple[int, int]]:

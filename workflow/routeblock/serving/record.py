@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from routeblock.evidence.digest import sha256_file, sha256_json
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 from routeblock.serving import completions, model
+from routeblock.serving.layer_check import TENSORS
 from routeblock.serving.protocol import Kind, Process, Protocol, load, processes
 from routeblock.serving.study import STUDY, counted, planned
 from routeblock.serving.verification import FILES, OBSERVED, findings
@@ -79,7 +81,7 @@ def write(out: Path, protocol_path: Path, *, seconds: float, progress: Callable[
     if left:
         return [f"{name}: not run within {seconds:g} s; the same command goes on" for name in left]
     assemble(out, protocol_path, digests)
-    return list(map(str, findings(STUDY.read(out), protocol, out)))
+    return list(map(str, findings(STUDY.read(out), protocol)))
 
 
 def _run(
@@ -162,7 +164,10 @@ def assemble(out: Path, protocol_path: Path, digests: dict[str, str]) -> None:
         "planned": len(planned(protocol)),
     }
     STUDY.write(out, batches, {"run": run})
-    write_json(out / OBSERVED, {k: seen[k] for k in ("plans", "captured_tokens", "padded")})
+    captured = next(p for p in processes(protocol) if p.kind is Kind.CAPTURED)
+    shutil.copyfile(out / "processes" / captured.name / TENSORS, out / TENSORS)
+    seen |= {"captured": told[captured.name]["captured"]}
+    write_json(out / OBSERVED, {k: seen[k] for k in ("plans", "captured_tokens", "padded", "captured")})
     files = [out / name for name in FILES]
     manifest = out / "record_serving.manifest.json"
     parameters = {"protocol_sha256": protocol.digest()}

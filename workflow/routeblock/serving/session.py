@@ -10,7 +10,7 @@ import importlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ import numpy as np
 
 from routeblock.errors import InputError
 from routeblock.moe.routing import AlignedPlan
+from routeblock.serving.layer_capture import Capture, captured
 from routeblock.serving.protocol import Alignment, Mode
 from routeblock.vllm_plugin.alignment import VARIABLE, CanonicalAlignment
 from routeblock.vllm_plugin.contract import NAME, contract
+from routeblock.vllm_plugin.injection import InjectedAlignment
 
 # One process, no download, no sampler that compiles.
 ENVIRONMENT = {
@@ -65,9 +67,9 @@ class Completion:
 class Engine:
     """The engine with a model.
 
-    tokens: the longest prompt with its completion; batch: the most prompts at once; graphs: decode steps of these batch
-    sizes are captured, of none where it is empty; plugin: whether canonical order is there at all. Without it vLLM is as
-    it was installed.
+    tokens: the longest prompt with its completion; batch: the most prompts at once; graphs: decode steps of these
+    batch sizes are captured, of none where it is empty; plugin: whether canonical order is there at all. Without it
+    vLLM is as it was installed.
     """
 
     def __init__(
@@ -198,6 +200,19 @@ class Engine:
             yield seen
         finally:
             self.place(self._align[Alignment.NATIVE])
+
+    @contextmanager
+    def injected(self, word: str) -> Iterator[None]:
+        """Plans of this order of arrival meanwhile; see `vllm_plugin.injection`."""
+        self.place(InjectedAlignment(self._align[Alignment.NATIVE], word))
+        try:
+            yield
+        finally:
+            self.place(self._align[Alignment.NATIVE])
+
+    def captured(self, tokens: int) -> AbstractContextManager[Capture]:
+        """The first call of the MoE path with so many tokens; see `layer_capture`."""
+        return captured(self._module, tokens)
 
     def close(self) -> None:
         """Let the driver have the memory back."""

@@ -23,6 +23,7 @@ from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
 from routeblock.serving import completions
 from routeblock.serving.completions import Served
+from routeblock.serving.layer_check import TENSORS
 from routeblock.serving.protocol import Alignment, Clock, Kind, Protocol, load, order, processes
 from routeblock.serving.study import STUDY
 from routeblock.timing import check
@@ -30,25 +31,31 @@ from routeblock.timing.reasons import Finding, Reason
 from routeblock.timing.record import Record, usable
 
 OBSERVED = "observed.json"
-FILES = (*STUDY.files, completions.TABLE, OBSERVED)
+FILES = (*STUDY.files, completions.TABLE, OBSERVED, TENSORS)
 ROUNDING = 1e-3  # of a log probability, computed in float32
 Place = tuple[str, str, int, bool, int, int, int]
 
 
-def findings(record: Record, protocol: Protocol, folder: Path) -> list[Finding]:
-    """Where a record leaves its protocol: batches, completions, observed plans; empty if nowhere."""
-    served = completions.read(folder / completions.TABLE)
-    observed = _observed(folder)
-    with usable(folder):
+def recompute(record: Record, protocol: Protocol) -> list[Finding]:
+    """Where completions, checks and observed plans of a record leave its protocol; empty if nowhere."""
+    served, observed = completions.read(record.folder / completions.TABLE), read_observed(record.folder)
+    with usable(record.folder):
         return [
-            *check.findings(STUDY, record, protocol),
             *_completions(served, protocol),
             *_checks(record, served, protocol),
             *_plans(observed, protocol),
         ]
 
 
-def _observed(folder: Path) -> dict[str, Any]:
+def findings(record: Record, protocol: Protocol) -> list[Finding]:
+    """The protocol check of the timed batches, then `recompute`."""
+    with usable(record.folder):
+        found = check.findings(STUDY, record, protocol)
+    return found + recompute(record, protocol)
+
+
+def read_observed(folder: Path) -> dict[str, Any]:
+    """observed.json of a record's folder. Raises InputError if it cannot be read."""
     with usable(folder / OBSERVED):
         found: dict[str, Any] = json.loads((folder / OBSERVED).read_bytes())
         return found
@@ -131,7 +138,7 @@ def write(out: Path, source: Path, protocol_path: Path) -> list[Finding]:
     protocol, record = load(protocol_path), STUDY.read(source)
     files = changed((source / name for name in FILES), source / CONTENTS)
     wrong = [Finding(str(path), Reason.SEAL, "not the bytes that were recorded") for path in files]
-    wrong = wrong or findings(record, protocol, source)
+    wrong = wrong or findings(record, protocol)
     if wrong:
         return wrong
     for name in FILES:

@@ -23,8 +23,9 @@ from routeblock.errors import InputError
 from routeblock.evidence.digest import sha256_bytes, sha256_file
 from routeblock.evidence.files import atomic_folder, write_json
 from routeblock.installed import versions
-from routeblock.serving import completions
+from routeblock.serving import completions, layer_check
 from routeblock.serving.completions import Served
+from routeblock.serving.layer_capture import Capture
 from routeblock.serving.protocol import Alignment, Clock, Kind, Mode, Process, Protocol, load, order, processes, prompts
 from routeblock.serving.session import ENVIRONMENT, Completion, Engine
 from routeblock.serving.study import KEY, STUDY, check_of, planned
@@ -163,6 +164,18 @@ def observed(engine: Engine, protocol: Protocol) -> dict[str, Any]:
     return {"plans": plans, "captured_tokens": captured, "padded": padded}
 
 
+def layers(engine: Engine, protocol: Protocol) -> dict[str, Capture]:
+    """The first MoE layer's call of the first decode step, under every injected order of arrival."""
+    found = {}
+    engine.use(Alignment.NATIVE, Mode.EAGER)
+    for word in protocol.captured.arrivals:
+        for batch in protocol.captured.batches:
+            with engine.injected(word), engine.captured(batch) as call:
+                engine.complete(prompts(protocol)[:batch], 2, logprobs=False)
+            found[f"{word}/{batch}"] = dict(call)
+    return found
+
+
 def main() -> int:
     """Run one process; 2 when this machine cannot."""
     protocol_path, model, number, out = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
@@ -200,8 +213,10 @@ def main() -> int:
             found = timed(engine, protocol)
             STUDY.table.write(tmp / "batches.parquet", [STUDY.table.batch(row) for row in found.pop("rows")])
             document |= found
-        else:
+        elif process.kind is Kind.OBSERVED:
             document |= observed(engine, protocol)
+        else:
+            document["captured"] = layer_check.write(tmp / layer_check.TENSORS, layers(engine, protocol))
         document["seconds"] = {
             "import": round(imported, 2),
             "engine": round(ready, 2),
