@@ -121,11 +121,15 @@ class Engine:
     def use(self, alignment: Alignment, mode: Mode) -> None:
         """Serve what comes with this alignment, and decode in this mode. Captures graphs that are not there yet."""
         self.place(self._align[alignment])
-        dispatcher = self._runner.cudagraph_dispatcher
         if mode is Mode.EAGER:
-            dispatcher.keys_initialized = False  # then it gives each batch to the model itself, unpadded
-            return
-        dispatcher.keys_initialized = True
+            # Then the dispatcher gives each batch to the model itself, unpadded.
+            self._runner.cudagraph_dispatcher.keys_initialized = False
+        else:
+            self.hold_graphs(alignment)
+
+    def hold_graphs(self, alignment: Alignment) -> None:
+        """Decode by graphs filed under this alignment; captures them, with what aligns now, if there are none."""
+        self._runner.cudagraph_dispatcher.keys_initialized = True
         if alignment not in self._graphs:
             self._wrapper.concrete_cudagraph_entries = {}
             self._runner.capture_model()

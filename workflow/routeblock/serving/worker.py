@@ -158,7 +158,7 @@ def observed(engine: Engine, protocol: Protocol) -> dict[str, Any]:
             for clock, call in zip(Clock, (calls[0], calls[layers]), strict=True):
                 plans.append({"batch": batch, "repeat": repeat, "clock": str(clock)} | call)
     with engine.watched() as calls:
-        engine.use(Alignment.NATIVE, Mode.GRAPHS)
+        engine.hold_graphs(Alignment.NATIVE)
     captured = sorted({call["tokens"] for call in calls if call["fingerprint"] is None})
     padded = {str(batch): engine.padded(batch) for batch in protocol.batches}
     return {"plans": plans, "captured_tokens": captured, "padded": padded}
