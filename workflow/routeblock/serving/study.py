@@ -48,7 +48,7 @@ class Batch:
     temperature_c: int
 
 
-TABLE = BatchTable(Batch, {"side": "alignment"}, "record again: routeblock serving record")
+TABLE = BatchTable(Batch, {"side": "alignment", "clock": "clock"}, "record again: routeblock serving record")
 
 
 def stage(protocol: Protocol, mode: Mode, batch: int) -> Stage:
