@@ -21,6 +21,24 @@ rule recorded_serving:
         " --out {params.out:q} 2> {log:q}"
 
 
+rule serving_layer:
+    input:
+        protocol="fixtures/protocols/serving.json",
+        record=rules.recorded_serving.output.record,
+    output:
+        layer=f"{serving.RESULTS}/layer/layer.json",
+        manifest=f"{serving.RESULTS}/layer/layer.manifest.json",
+    log:
+        "results/logs/serving/layer.log",
+    params:
+        source=lambda wildcards, input: str(Path(input.record[0]).parent),
+        out=subpath(output.layer, parent=True),
+        code=code("routeblock.serving.layer_check"),
+    shell:
+        "routeblock serving layer --record {params.source:q} --protocol {input.protocol:q}"
+        " --out {params.out:q} 2> {log:q}"
+
+
 rule serving_statistics:
     input:
         protocol="fixtures/protocols/serving.json",

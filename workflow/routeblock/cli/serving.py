@@ -53,6 +53,15 @@ def recorded_serving(out: Out, source: CommittedRecord, protocol: ProtocolFile =
     finish(wrong, "every batch and completion is as it should be")
 
 
+@app.command("layer")
+def serving_layer(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
+    """Compute the engine's captured MoE layer again with the twin, bit for bit. Exits 1 if a bit or a plan differs."""
+    from routeblock.serving import layer_check
+
+    wrong = layer_check.write_document(out, record, protocol)
+    finish(wrong, "every bit of every captured call is the twin's")
+
+
 @app.command("statistics")
 def serving_statistics(out: Out, record: RecordFolder, protocol: ProtocolFile = PROTOCOL) -> None:
     """Ratios of step times with intervals and verdicts. Exits 1 if the record lacks what the protocol asks for."""
@@ -94,10 +103,11 @@ def serving_table(
     record: RecordFolder,
     statistics: StatisticsFile,
     validation: ValidationFile,
+    layer: Annotated[Path, typer.Option(help="Its layer.json.")],
     protocol: ProtocolFile = PROTOCOL,
     mutations: MutationsFile = None,
 ) -> None:
     """Write one table of the engine's record as .parquet, .csv and .md."""
     from routeblock.serving import tables
 
-    tables.write(name, out, statistics, record, validation, protocol, mutations_file=mutations)
+    tables.write(name, out, statistics, record, validation, layer, protocol, mutations_file=mutations)

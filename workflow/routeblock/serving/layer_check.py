@@ -6,8 +6,9 @@ Weights are not in the record: they are drawn again from the protocol's seed, as
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from routeblock.checkpoint.families import PROJECTIONS
 from routeblock.checkpoint.generator import drawn_weights
 from routeblock.evidence.digest import sha256_array
+from routeblock.evidence.files import write_json
+from routeblock.evidence.manifest import seal
 from routeblock.evidence.tensor_store import read_store, write_store
 from routeblock.moe.automatic_launch import automatic_launch
 from routeblock.moe.awq import unpack_awq
@@ -26,12 +29,14 @@ from routeblock.moe.marlin_launch import Gemm, Weights
 from routeblock.moe.routing import AlignedPlan, align, block_size_for
 from routeblock.serving.layer_capture import INPUTS, PLAN, SURFACES
 from routeblock.serving.model import spec_of
-from routeblock.serving.protocol import Model, Protocol
+from routeblock.serving.protocol import Model, Protocol, load
 from routeblock.timing.record import usable
 from routeblock.twin.layer import GemmWeights, moe_layer
 from routeblock.vllm_plugin.injection import arrivals
 
 TENSORS = "captured.xz"
+DOCUMENT = "layer.json"
+OBSERVED = "observed.json"
 
 
 @dataclass(frozen=True)
@@ -133,3 +138,36 @@ def _check(
         {name: seen[name].size for name in SURFACES},
         {name: int((seen[name].reshape(ours[name].shape) != ours[name]).sum()) for name in SURFACES},
     )
+
+
+def write_document(out: Path, record: Path, protocol_path: Path) -> list[str]:
+    """Write `layer.json` with every captured call's result, sealed; returns what differs, one line each.
+
+    Raises InputError for a record that lacks what is needed.
+    """
+    protocol = load(protocol_path)
+    with usable(record / OBSERVED):
+        digests = json.loads((record / OBSERVED).read_bytes())["captured"]
+        run = json.loads((record / "run.json").read_bytes())
+        gpu, version = str(run["device"]["name"]), str(run["engine"]["vllm"])
+    found = check(record / TENSORS, digests, protocol, gpu, version)
+    calls = [asdict(one) | {"launches": {k: list(v) for k, v in one.launches.items()}} for one in found]
+    write_json(out / DOCUMENT, {"gpu": gpu, "vllm": version, "calls": calls})
+    seal(
+        out / "layer.manifest.json",
+        rule="serving_layer",
+        outputs=[out / DOCUMENT],
+        inputs=[protocol_path, *(record / name for name in (TENSORS, OBSERVED, "run.json"))],
+        parameters={},
+        modules=[__name__],
+    )
+    wrong = [
+        f"{c.arrivals}, batch of {c.batch}: another plan than was injected" for c in found if not c.plan_as_injected
+    ]
+    wrong += [
+        f"{c.arrivals}, batch of {c.batch}: {n} of {c.elements[name]} elements of {name} differ from the twin"
+        for c in found
+        for name, n in c.differ.items()
+        if n
+    ]
+    return wrong

@@ -25,10 +25,10 @@ from routeblock.evidence.digest import sha256_file, sha256_json
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 from routeblock.serving import completions, model
-from routeblock.serving.layer_check import TENSORS
+from routeblock.serving.layer_check import OBSERVED, TENSORS
 from routeblock.serving.protocol import Kind, Process, Protocol, load, processes
 from routeblock.serving.study import STUDY, counted, planned
-from routeblock.serving.verification import FILES, OBSERVED, findings
+from routeblock.serving.verification import FILES, findings
 
 WORKER = "routeblock.serving.worker"
 DOCUMENT = "process.json"

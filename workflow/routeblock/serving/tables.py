@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics as plain
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from routeblock import tables
 from routeblock.declared import by_name, find
 from routeblock.serving import completions
 from routeblock.serving.completions import Served, first_difference
+from routeblock.serving.layer_capture import SURFACES
 from routeblock.serving.protocol import Alignment, Clock, Protocol, load
 from routeblock.serving.verification import FILES, read_observed
 from routeblock.tables import Column, Row, Table, numbers
@@ -34,6 +36,7 @@ class Evidence:
     served: Sequence[Served]
     observed: Mapping[str, Any]
     comparisons: Sequence[Comparison]
+    layer: Mapping[str, Any]
     edits: Sequence[Row] = ()
 
 
@@ -201,6 +204,29 @@ def diverged(given: Evidence) -> list[Row]:
     return rows
 
 
+def layer(given: Evidence) -> list[Row]:
+    """Are the bits of the engine's first MoE layer the twin's?
+
+    A plan of a given order of arrival is injected at vLLM's alignment; the first MoE layer's call of the first decode
+    step is **recorded** on an H200 (inputs, plan, what each kernel wrote), and **computed again** here by the CPU twin
+    from the same inputs, plan and weights.
+    """
+    return [
+        {
+            "arrivals": call["arrivals"],
+            "batch": call["batch"],
+            "plan": call["plan"][:12],
+            "plan_as_injected": call["plan_as_injected"],
+            "launch": " x ".join(map(str, call["launches"][surface if surface in call["launches"] else "w2"])),
+            "surface": surface,
+            "elements": call["elements"][surface],
+            "differ": call["differ"][surface],
+        }
+        for call in given.layer["calls"]
+        for surface in SURFACES
+    ]
+
+
 def mutations(given: Evidence) -> list[Row]:
     """Is an edited record of the engine refused, for the declared reason?
 
@@ -281,6 +307,23 @@ TABLES = by_name(
         "share: of the completions of all repeats but the first.",
     ),
     Table(
+        "serving_layer",
+        layer,
+        (
+            Column("arrivals"),
+            Column("batch", "count"),
+            Column("plan"),
+            Column("plan_as_injected", "flag"),
+            Column("launch"),
+            Column("surface"),
+            *(Column(n, "count") for n in ("elements", "differ")),
+        ),
+        "The engine's first MoE layer, and the twin",
+        "differ: elements whose bits are not the twin's. plan: the first digits of its fingerprint, in which the order "
+        "inside a block does not count, so two orders of arrival may share it. launch: thread_k x thread_n x grid, as "
+        "recorded for this GPU and version; activation and final have none and show that of W2.",
+    ),
+    Table(
         "serving_mutations",
         mutations,
         edited.COLUMNS,
@@ -296,6 +339,7 @@ def write(
     statistics_file: Path,
     folder: Path,
     validation: Path,
+    layer_file: Path,
     protocol: Path,
     mutations_file: Path | None = None,
 ) -> list[Path]:
@@ -307,8 +351,10 @@ def write(
     must_agree(validation)
     edits = edited.read(mutations_file) if mutations_file else []
     served, observed = completions.read(folder / completions.TABLE), read_observed(folder)
-    given = Evidence(load(protocol), served, observed, statistics.read(statistics_file), edits)
+    with usable(layer_file):
+        captured = json.loads(layer_file.read_bytes())
+    given = Evidence(load(protocol), served, observed, statistics.read(statistics_file), captured, edits)
     with usable(folder):
         rows = table.rows(given)
-    inputs = [statistics_file, *([mutations_file] if mutations_file else []), validation, protocol]
+    inputs = [statistics_file, *([mutations_file] if mutations_file else []), validation, layer_file, protocol]
     return tables.write_sealed(out, table, rows, inputs=[*inputs, *(folder / f for f in FILES)])

@@ -15,7 +15,7 @@ RECORDED = "fixtures/recorded/serving/h200"
 RESULTS = "results/serving/recorded-h200"
 GIVEN = (
     Given("record", tuple(f"{RESULTS}/{name}" for name in FILES), folder=True),
-    *(Given(name, (f"{RESULTS}/{name}/{name}.json",)) for name in ("statistics", "validation")),
+    *(Given(name, (f"{RESULTS}/{name}/{name}.json",)) for name in ("statistics", "validation", "layer")),
     Given("protocol", (PROTOCOL,)),
 )
 MUTATIONS = Given("mutations", (f"{RESULTS}/mutations/mutations.json",))

@@ -23,14 +23,13 @@ from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
 from routeblock.serving import completions
 from routeblock.serving.completions import Served
-from routeblock.serving.layer_check import TENSORS
+from routeblock.serving.layer_check import OBSERVED, TENSORS
 from routeblock.serving.protocol import Alignment, Clock, Kind, Protocol, load, order, processes
 from routeblock.serving.study import STUDY
 from routeblock.timing import check
 from routeblock.timing.reasons import Finding, Reason
 from routeblock.timing.record import Record, usable
 
-OBSERVED = "observed.json"
 FILES = (*STUDY.files, completions.TABLE, OBSERVED, TENSORS)
 ROUNDING = 1e-3  # of a log probability, computed in float32
 Place = tuple[str, str, int, bool, int, int, int]
@@ -103,6 +102,8 @@ def _completions(served: list[Served], protocol: Protocol) -> Iterator[Finding]:
 def _checks(record: Record, served: list[Served], protocol: Protocol) -> Iterator[Finding]:
     """The canonical tokens of the process that timed are those of the repeating processes' first repeat."""
     for stated in record.run["checks"]:
+        if stated["batch"] not in protocol.batches:  # the protocol check reports it
+            continue
         ours = [
             s
             for s in served
