@@ -45,6 +45,7 @@ rule captured_plans:
     wildcard_constraints:
         lane="cuda",
         plan_source="captured",
+    localrule: True
     params:
         fixture=subpath(input.spec, parent=True),
         captures=lambda wildcards, input: [f"--from {Path(capture).parent}" for capture in input.captures],

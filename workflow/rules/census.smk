@@ -66,6 +66,7 @@ rule census_summary:
         manifest=f"{POINT}/census.manifest.json",
     log:
         f"{LANE_LOG}/{{point}}/census.log",
+    localrule: True
     params:
         out=subpath(output.summary, parent=True),
         code=code("routeblock.route_block.gpu.census_summary"),
@@ -126,6 +127,7 @@ rule versions:
         manifest="results/versions/versions.manifest.json",
     log:
         "results/logs/versions.log",
+    localrule: True
     params:
         golden=subpath(input.golden, parent=True),
         results=lambda wildcards, input: [f"--from {result}" for result in input.results],

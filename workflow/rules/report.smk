@@ -29,6 +29,7 @@ rule report:
         manifest="reports/routeblock.manifest.json",
     log:
         "results/logs/report.log",
+    localrule: True
     params:
         out=subpath(output.report, parent=True),
         tables=[f"--table {t.name}" for t in reported()],

@@ -73,6 +73,8 @@ rule run:
         manifests=[f"{RUN}/{RECORD_MANIFEST}", f"{RUN}/{TELEMETRY_MANIFEST}"],
     log:
         f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.log",
+    benchmark:
+        f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.benchmark.tsv"
     wildcard_constraints:
         lane="twin-[a-z]+",
     # The order of the study, as far as free cores allow: replicate-major, the history order alternates.
@@ -102,6 +104,8 @@ rule run_cuda:
         manifests=[f"{RUN}/{RECORD_MANIFEST}", f"{RUN}/{TELEMETRY_MANIFEST}"],
     log:
         f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.log",
+    benchmark:
+        f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.benchmark.tsv"
     wildcard_constraints:
         lane="cuda",
     # Started in the order of the study, one study after the other; each waits for its predecessor once it has imported.

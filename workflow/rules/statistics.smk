@@ -88,6 +88,7 @@ rule bundle:
         manifest="results/bundle/bundle.manifest.json",
     log:
         "results/logs/bundle.log",
+    localrule: True
     params:
         out=subpath(output.archive, parent=True),
         code=code("routeblock.grouped_schedule.bundle"),
