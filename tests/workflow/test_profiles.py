@@ -82,7 +82,7 @@ def test_a_replicate_is_one_job_and_its_processes_hold_one_gpu() -> None:
 def test_nothing_is_tried_again_but_what_the_cluster_lost(profile: str) -> None:
     assert settings(profile).get("retries", 0) == 0
     assert settings("slurm")["slurm-requeue"] is True
-    for rules in [ROOT / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")]:
+    for rules in [ROOT / "workflow" / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")]:
         assert "retries:" not in rules.read_text(), rules
 
 
