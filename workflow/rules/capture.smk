@@ -15,10 +15,13 @@ rule capture:
         manifests=[f"{STUDY}/capture/{{history}}/{name}.manifest.json" for name in ("capture", "telemetry")],
     log:
         f"{STUDY_LOG}/capture/{{history}}.log",
+    benchmark:
+        f"{STUDY_LOG}/capture/{{history}}.benchmark.tsv"
     wildcard_constraints:
         lane="cuda",
         plan_source="captured",
     resources:
+        **LONG,
         gpu=1,
         gpu_queue=1,
     params:

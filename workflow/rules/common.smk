@@ -42,6 +42,11 @@ wildcard_constraints:
     recording="|".join(grouped.RECORDINGS),
 
 
+# What a job asks a cluster for: minutes and MB. In the default study on 2 cores, by Snakemake's benchmarks, no SHORT job took
+# more than 140 s and 600 MB. LONG is a guess, and generous: jobs on a GPU, of a checkpoint's size, or as long as asked for.
+SHORT = dict(runtime=10, mem_mb=2000)
+LONG = dict(runtime=60, mem_mb=4000)
+
 # How a lane's commands are started: on the lane cuda by an interpreter with torch, from this checkout's package.
 CUDA_PYTHON = CONFIG.cuda.python
 PACKAGE_FOLDER = str(PACKAGE_ROOT.parent) if DEPLOYED else "workflow"

@@ -15,6 +15,8 @@ rule prediction:
     wildcard_constraints:
         lane="twin-[a-z]+|cuda",
         plan_source="stored",
+    resources:
+        **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
@@ -40,6 +42,8 @@ checkpoint captured_prediction:
     wildcard_constraints:
         lane="cuda",
         plan_source="captured",
+    resources:
+        **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
@@ -62,6 +66,8 @@ rule superseded_prediction:
     wildcard_constraints:
         lane="twin-[a-z]+|cuda",
         plan_source="stored",
+    resources:
+        **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
@@ -81,6 +87,8 @@ rule control:
         manifest=f"{STUDY}/control.manifest.json",
     log:
         f"{STUDY_LOG}/control.log",
+    resources:
+        **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         code=code("routeblock.route_block.runs.negative_control"),

@@ -24,6 +24,8 @@ rule other_recorded:
         "results/logs/grouped_schedule/{recording}/{kind}.log",
     # No param: how many threads verify it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
+    resources:
+        **SHORT,
     params:
         code=code("routeblock.grouped_schedule.verification"),
         source=subpath(input.batches, parent=True),
@@ -45,6 +47,8 @@ rule other_statistics:
         manifest="results/grouped_schedule/{recording}/statistics/statistics.manifest.json",
     log:
         "results/logs/grouped_schedule/{recording}/statistics.log",
+    resources:
+        **SHORT,
     params:
         out=subpath(output.statistics, parent=True),
         code=code("routeblock.grouped_schedule.statistics"),
@@ -68,6 +72,8 @@ rule other_validation:
         manifest="results/grouped_schedule/{recording}/validation/validation.manifest.json",
     log:
         "results/logs/grouped_schedule/{recording}/validation.log",
+    resources:
+        **SHORT,
     params:
         out=subpath(output.validation, parent=True),
         code=code("routeblock.grouped_schedule.study", "routeblock.timing.validation"),

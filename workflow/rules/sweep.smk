@@ -22,6 +22,7 @@ rule sweep:
     # A timed CPU run shares its cores with no other job.
     threads: lambda w: grouped.threads(CONFIG, w.lane)
     resources:
+        **LONG,
         gpu=lambda w: int(w.lane == "cuda"),
     params:
         code=code("routeblock.grouped_schedule.lanes"),
@@ -51,6 +52,7 @@ rule beyond:
     log:
         "results/logs/grouped_schedule/cuda/{device}/beyond.log",
     resources:
+        **LONG,
         gpu=1,
     params:
         code=code("routeblock.grouped_schedule.lanes"),
@@ -71,6 +73,7 @@ rule sanitizer:
     log:
         "results/logs/grouped_schedule/cuda/{device}/sanitizer.log",
     resources:
+        **LONG,
         gpu=1,
     params:
         out=subpath(output.report, parent=True),
@@ -99,6 +102,8 @@ rule recorded:
         "results/logs/grouped_schedule/recorded-h200/{device}/{kind}.log",
     # No param: how many threads prove it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
+    resources:
+        **SHORT,
     params:
         code=code("routeblock.grouped_schedule.verification"),
         source=subpath(input.batches, parent=True),
@@ -123,6 +128,7 @@ if grouped.recorded_documents():
             manifest=f"{grouped.DOCUMENTS}/documents.manifest.json",
         log:
             "results/logs/grouped_schedule/recorded-h200/documents.log",
+        localrule: True
         params:
             code=code("routeblock.grouped_schedule.documents"),
             source=subpath(input.contents, parent=True),
