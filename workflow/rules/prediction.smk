@@ -8,21 +8,23 @@ rule prediction:
         tensors=FIXTURE_TENSORS,
         interpreter=interpreter,
     output:
-        prediction=f"{STUDY}/prediction.json",
-        manifest=f"{STUDY}/prediction.manifest.json",
+        prediction=f"{STUDY}/{{frozen}}.json",
+        manifest=f"{STUDY}/{{frozen}}.manifest.json",
     log:
-        f"{STUDY_LOG}/prediction.log",
+        f"{STUDY_LOG}/{{frozen}}.log",
     wildcard_constraints:
         lane="twin-[a-z]+|cuda",
         plan_source="stored",
+        frozen="prediction|superseded",
     resources:
         **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
+        superseded=lambda wildcards: "--superseded" if wildcards.frozen == "superseded" else "",
         code=code("routeblock.route_block.prediction.freeze"),
     shell:
-        "{params.routeblock} study-a freeze --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
+        "{params.routeblock} study-a freeze {params.superseded} --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
 
 
@@ -51,30 +53,6 @@ checkpoint captured_prediction:
     shell:
         "{params.routeblock} study-a freeze --plans {input.plans:q} --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
-
-
-rule superseded_prediction:
-    input:
-        spec=FIXTURE_SPEC,
-        tensors=FIXTURE_TENSORS,
-        interpreter=interpreter,
-    output:
-        prediction=f"{STUDY}/superseded.json",
-        manifest=f"{STUDY}/superseded.manifest.json",
-    log:
-        f"{STUDY_LOG}/superseded.log",
-    wildcard_constraints:
-        lane="twin-[a-z]+|cuda",
-        plan_source="stored",
-    resources:
-        **SHORT,
-    params:
-        fixture=subpath(input.spec, parent=True),
-        routeblock=routeblock,
-        code=code("routeblock.route_block.prediction.freeze"),
-    shell:
-        "{params.routeblock} study-a freeze --superseded --fixture {params.fixture:q} --lane {wildcards.lane}"
-        " --point {wildcards.point} --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
 
 
 rule control:

@@ -83,15 +83,21 @@ rule sanitizer:
         " --out {params.out:q} 2> {log:q}"
 
 
+# Each lane of committed batches is judged by the protocol that it was measured under.
 rule recorded:
     input:
-        protocol="fixtures/protocols/grouped_schedule.json",
-        contents=f"{grouped.RECORDED}/contents.json",
-        batches=f"{grouped.RECORDED}/cuda/{{device}}/{{kind}}/batches.parquet",
-        rest=multiext(f"{grouped.RECORDED}/cuda/{{device}}/{{kind}}/", "comparisons.json", "fixtures.json", "run.json"),
+        protocol=lambda w: grouped.RECORDED_LANES[w.recording].protocol,
+        contents=lambda w: f"{grouped.RECORDED_LANES[w.recording].source}/contents.json",
+        batches=lambda w: f"{grouped.RECORDED_LANES[w.recording].source}/cuda/{w.device}/{w.kind}/batches.parquet",
+        rest=lambda w: multiext(
+            f"{grouped.RECORDED_LANES[w.recording].source}/cuda/{w.device}/{w.kind}/",
+            "comparisons.json",
+            "fixtures.json",
+            "run.json",
+        ),
     output:
         multiext(
-            "results/grouped_schedule/recorded-h200/{device}/{kind}/",
+            "results/grouped_schedule/{recording}/{device}/{kind}/",
             "batches.parquet",
             "comparisons.json",
             "fixtures.json",
@@ -99,7 +105,9 @@ rule recorded:
             "recorded.manifest.json",
         ),
     log:
-        "results/logs/grouped_schedule/recorded-h200/{device}/{kind}.log",
+        "results/logs/grouped_schedule/{recording}/{device}/{kind}.log",
+    wildcard_constraints:
+        recording="|".join(grouped.RECORDED_LANES),
     # No param: how many threads prove it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
     resources:
@@ -110,7 +118,7 @@ rule recorded:
         out=subpath(output[0], parent=True),
     shell:
         "routeblock study-b recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
-        " --threads {threads} --out {params.out} 2> {log:q}"
+        " --lane {wildcards.recording} --threads {threads} --out {params.out} 2> {log:q}"
 
 
 # What was built and what the sanitizer found stand in documents that nothing here can make again: no table before they are
