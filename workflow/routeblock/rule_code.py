@@ -93,11 +93,13 @@ def link_given() -> None:
         if name == "config.yaml" or link.exists():
             continue
         if not target.exists():
-            print(
-                f"{target}: there is none; a deployment needs routeblock installed from a clone: "
-                "pip install --editable CLONE",
-                file=sys.stderr,
+            missing = InputError(
+                "missing",
+                where=str(target),
+                limit="a deployment links it from the clone that the package is installed from",
+                way_out="pip install --editable CLONE",
             )
+            print(missing, file=sys.stderr)
             sys.exit(2)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
