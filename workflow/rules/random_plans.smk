@@ -11,7 +11,11 @@ rule random_plans:
         manifest="results/random_plans/{fixture}/{lane}.manifest.json",
     log:
         "results/logs/random_plans/{fixture}/{lane}.log",
+    benchmark:
+        "results/logs/random_plans/{fixture}/{lane}.benchmark.tsv"
     threads: workflow.cores
+    resources:
+        **LONG,
     params:
         fixture=subpath(input.spec, parent=True),
         plans=200,
