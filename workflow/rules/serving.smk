@@ -12,6 +12,8 @@ rule recorded_serving:
         manifest=f"{serving.RESULTS}/recorded_serving.manifest.json",
     log:
         "results/logs/serving/recorded.log",
+    resources:
+        **SHORT,
     params:
         source=subpath(input.contents, parent=True),
         out=subpath(output.manifest, parent=True),
@@ -30,6 +32,8 @@ rule serving_layer:
         manifest=f"{serving.RESULTS}/layer/layer.manifest.json",
     log:
         "results/logs/serving/layer.log",
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         out=subpath(output.layer, parent=True),
@@ -49,6 +53,8 @@ rule serving_statistics:
         manifest=f"{serving.RESULTS}/statistics/statistics.manifest.json",
     log:
         "results/logs/serving/statistics.log",
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         out=subpath(output.statistics, parent=True),
@@ -69,6 +75,8 @@ rule validate_serving:
         manifest=f"{serving.RESULTS}/validation/validation.manifest.json",
     log:
         "results/logs/serving/validation.log",
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         out=subpath(output.validation, parent=True),
@@ -88,6 +96,10 @@ rule serving_mutations:
         manifest=f"{serving.RESULTS}/mutations/mutations.manifest.json",
     log:
         "results/logs/serving/mutations.log",
+    benchmark:
+        "results/logs/serving/mutations.benchmark.tsv"
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         out=subpath(output.mutations, parent=True),

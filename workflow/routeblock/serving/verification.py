@@ -12,13 +12,14 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from routeblock.evidence.archive import CONTENTS, changed
-from routeblock.evidence.digest import sha256_bytes
+from routeblock.evidence.digest import sha256_bytes, sha256_file
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
 from routeblock.serving import completions
@@ -37,13 +38,22 @@ Place = tuple[str, str, int, bool, int, int, int]
 
 def recompute(record: Record, protocol: Protocol) -> list[Finding]:
     """Where completions, checks and observed plans of a record leave its protocol; empty if nowhere."""
-    served, observed = completions.read(record.folder / completions.TABLE), read_observed(record.folder)
+    table = record.folder / completions.TABLE
+    observed = read_observed(record.folder)
     with usable(record.folder):
+        served, wrong = _looked_at(table, sha256_file(table), protocol.model_dump_json())
         return [
-            *_completions(served, protocol),
+            *wrong,
             *_checks(record, served, protocol),
             *_plans(observed, protocol),
         ]
+
+
+@lru_cache(maxsize=2)
+def _looked_at(table: Path, _: str, protocol: str) -> tuple[list[Served], list[Finding]]:
+    """The completions of a file and what is wrong with them; the same bytes are looked at once."""
+    served = completions.read(table)
+    return served, list(_completions(served, Protocol.model_validate_json(protocol)))
 
 
 def findings(record: Record, protocol: Protocol) -> list[Finding]:
