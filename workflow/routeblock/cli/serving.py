@@ -22,6 +22,7 @@ from routeblock.cli.shared import (
     ValidationFile,
     finish,
 )
+from routeblock.serving.protocol import Mode
 
 app = typer.Typer(help="vLLM itself: do completions repeat, and what does a step cost? Record, statistics, tables.")
 PROTOCOL = Path("fixtures/protocols/serving.json")
@@ -42,6 +43,31 @@ def record_serving(
 
     wrong = record.write(out, protocol, seconds=seconds)
     finish(wrong, str(out / STUDY.archive))
+
+
+@app.command("check")
+def check_model(
+    model: Annotated[Path, typer.Argument(help="The model's folder, with config.json.")],
+    out: Out,
+    batch: Annotated[int, typer.Option(help="Prompts in the batch.", min=1, max=1024)] = 64,
+    repeats: Annotated[int, typer.Option(help="How often each process serves it.", min=2)] = 10,
+    tokens: Annotated[int, typer.Option(help="Tokens of a completion.", min=1, max=4096)] = 32,
+    mode: Annotated[Mode, typer.Option(help="How decode steps run.")] = Mode.GRAPHS,
+    protocol: ProtocolFile = PROTOCOL,
+) -> None:
+    """Do your completions differ: by alignment, by the batch, or by something else? Needs vLLM and a GPU.
+
+    Random prompts, greedy; as it is, with canonical alignment, and one by one. Prints verdict, reason and cure. Exits 0
+    if nothing was seen, 1 if something was.
+    """
+    from routeblock.serving import check
+
+    answer, _ = check.run(model, out, protocol, batch=batch, repeats=repeats, tokens=tokens, mode=mode)
+    print(answer.verdict)
+    print(answer.reason)
+    print(answer.cure)
+    if answer.verdict is not check.Verdict.NOTHING:
+        raise typer.Exit(1)
 
 
 @app.command("recorded")

@@ -63,7 +63,7 @@ class Model(Strict):
     head_dim: Count
     vocabulary: Count
     group_size: Count
-    dtype: Literal["float16"]
+    dtype: Literal["float16", "bfloat16"]
     seed: Seed
 
 

@@ -40,7 +40,6 @@ ARGUMENTS: dict[str, Any] = {
     "attention_backend": "TRITON_ATTN",
     "enable_prefix_caching": False,
     "async_scheduling": False,
-    "gpu_memory_utilization": 0.3,
     "disable_log_stats": True,
     "seed": 0,
 }
@@ -68,12 +67,12 @@ class Engine:
     """The engine with a model.
 
     tokens: the longest prompt with its completion; batch: the most prompts at once; graphs: decode steps of these
-    batch sizes are captured, of none where it is empty; plugin: whether canonical order is there at all. Without it
-    vLLM is as it was installed.
+    batch sizes are captured, of none where it is empty; plugin: whether canonical order is there at all, without it
+    vLLM is as it was installed; memory: the share of the GPU's that the engine takes.
     """
 
     def __init__(
-        self, model: Path, *, dtype: str, tokens: int, batch: int, graphs: Sequence[int], plugin: bool
+        self, model: Path, *, dtype: str, tokens: int, batch: int, graphs: Sequence[int], plugin: bool, memory: float
     ) -> None:
         os.environ.update(ENVIRONMENT)
         os.environ[VARIABLE] = "1" if plugin else "0"
@@ -84,6 +83,7 @@ class Engine:
             compilation |= {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(graphs)}
         self.arguments = ARGUMENTS | {
             "dtype": dtype,
+            "gpu_memory_utilization": memory,
             "max_model_len": tokens,
             "max_num_seqs": batch,
             "max_num_batched_tokens": max(2048, tokens * batch),

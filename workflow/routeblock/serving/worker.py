@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of the engine: it imports, waits for its turn on the GPU, does what its kind does, writes one folder.
 
-    python -m routeblock.serving.worker PROTOCOL MODEL NUMBER OUT [AFTER]
+    python -m routeblock.serving.worker PROTOCOL MODEL NUMBER OUT [AFTER] [--memory=SHARE]
 
-NUMBER: of the process in `protocol.processes`. AFTER: a file that the process ahead writes when it is done.
+NUMBER: of the process in `protocol.processes`. AFTER: a file that the process ahead writes when it is done. SHARE:
+of the GPU's memory, for the engine.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ from routeblock.timing.plan import Series, Stage
 
 DOCUMENT = "process.json"
 WAIT_S = 540.0
+MEMORY = 0.3  # of the GPU's: the generated model is small
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "cuda-core", "cuda-bindings", "nvidia-ml-py")
 
 
-def open_engine(model: Path, protocol: Protocol, process: Process) -> Engine:
+def open_engine(model: Path, protocol: Protocol, process: Process, memory: float) -> Engine:
     """The engine with room for the protocol's largest batch; in a native process without the plug-in."""
     return Engine(
         model,
@@ -46,6 +48,7 @@ def open_engine(model: Path, protocol: Protocol, process: Process) -> Engine:
         tokens=protocol.prompts.tokens + protocol.completion_tokens,
         batch=max(protocol.batches),
         graphs=protocol.captured_batches if process.mode is Mode.GRAPHS else (),
+        memory=memory,
         plugin=process.kind is not Kind.REPEAT or process.alignment is Alignment.CANONICAL,
     )
 
@@ -178,8 +181,10 @@ def layers(engine: Engine, protocol: Protocol) -> dict[str, Capture]:
 
 def main() -> int:
     """Run one process; 2 when this machine cannot."""
-    protocol_path, model, number, out = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-    after = Path(sys.argv[5]) if len(sys.argv) > 5 else None
+    words = [word for word in sys.argv[1:] if not word.startswith("--memory=")]
+    memory = next((float(word.partition("=")[2]) for word in sys.argv[1:] if word not in words), MEMORY)
+    protocol_path, model, number, out = Path(words[0]), Path(words[1]), int(words[2]), Path(words[3])
+    after = Path(words[4]) if len(words) > 4 else None
     try:
         protocol = load(protocol_path)
         process = processes(protocol)[number]
@@ -193,15 +198,16 @@ def main() -> int:
         print(e, file=sys.stderr)
         return 2
     began = time.perf_counter()
-    engine = open_engine(model, protocol, process)
+    engine = open_engine(model, protocol, process, memory)
     ready = time.perf_counter() - began
+    index = model / "model.safetensors.index.json"
     document: dict[str, Any] = {
         "process": vars(process) | {"name": process.name},
         "vllm": vllm.__version__,
         "arguments": engine.arguments,
         "packages": versions(PACKAGES),
         "device": gpu().identity(),
-        "index_sha256": sha256_file(model / "model.safetensors.index.json"),
+        "index_sha256": sha256_file(index) if index.is_file() else None,
         "turn": turn,
     }
     with atomic_folder(out) as tmp:
