@@ -17,7 +17,8 @@ import pytest
 from routeblock.errors import InputError
 from routeblock.serving import check, model
 from routeblock.serving.completions import Served
-from routeblock.serving.protocol import Mode, load, processes
+from routeblock.serving.kinds import Mode
+from routeblock.serving.protocol import load, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = load(ROOT / "fixtures/protocols/serving.json")

@@ -15,7 +15,8 @@ import pytest
 from routeblock.errors import InputError
 from routeblock.serving import completions, layer_check, tables, verification
 from routeblock.serving.completions import Served
-from routeblock.serving.protocol import Kind, Protocol, load, order, processes, prompts
+from routeblock.serving.kinds import Kind
+from routeblock.serving.protocol import Protocol, load, order, processes, prompts
 from routeblock.serving.study import STUDY
 from routeblock.timing.reasons import Reason
 

@@ -22,7 +22,7 @@ from routeblock.cli.shared import (
     ValidationFile,
     finish,
 )
-from routeblock.serving.protocol import Mode
+from routeblock.serving.kinds import Mode
 
 app = typer.Typer(help="vLLM itself: do completions repeat, and what does a step cost? Record, statistics, tables.")
 PROTOCOL = Path("fixtures/protocols/serving.json")

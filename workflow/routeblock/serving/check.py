@@ -23,7 +23,8 @@ from routeblock.errors import InputError
 from routeblock.evidence.files import write_json
 from routeblock.serving import completions
 from routeblock.serving.completions import Served
-from routeblock.serving.protocol import Alignment, Kind, Mode, Protocol, load, processes
+from routeblock.serving.kinds import Alignment, Kind, Mode
+from routeblock.serving.protocol import Protocol, load, processes
 from routeblock.timing.protocol import fault
 from routeblock.vllm_plugin.contract import contract, known_versions
 

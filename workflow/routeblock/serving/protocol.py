@@ -5,44 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from routeblock.serving.kinds import Alignment, Clock, Kind, Mode
 from routeblock.timing import protocol as timing
 from routeblock.timing.protocol import Bootstrap, Count, Natural, Seed, Strict, Whole, each_once, read, refuse
-
-
-class Alignment(StrEnum):
-    """Whose alignment the engine runs."""
-
-    NATIVE = "native"
-    CANONICAL = "canonical"
-
-
-class Mode(StrEnum):
-    """How decode steps reach the GPU. Prefill is eager in both."""
-
-    EAGER = "eager"
-    GRAPHS = "graphs"
-
-
-class Clock(StrEnum):
-    """Which steps of a batch are timed, on the host's clock: a step ends when its tokens are on the host."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-class Kind(StrEnum):
-    """What a process of the engine does."""
-
-    REPEAT = "repeat"
-    TIMED = "timed"
-    OBSERVED = "observed"
-    CAPTURED = "captured"
 
 
 class Build(Strict):

@@ -25,8 +25,9 @@ from routeblock.evidence.digest import sha256_file, sha256_json
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
 from routeblock.serving import completions, model
+from routeblock.serving.kinds import Kind
 from routeblock.serving.layer_check import OBSERVED, TENSORS
-from routeblock.serving.protocol import Kind, Process, Protocol, load, processes
+from routeblock.serving.protocol import Process, Protocol, load, processes
 from routeblock.serving.study import STUDY, counted, planned
 from routeblock.serving.verification import FILES, findings
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from routeblock.errors import InputError
 from routeblock.moe.routing import AlignedPlan
+from routeblock.serving.kinds import Alignment, Mode
 from routeblock.serving.layer_capture import Capture, captured
-from routeblock.serving.protocol import Alignment, Mode
 from routeblock.vllm_plugin.alignment import VARIABLE, CanonicalAlignment
 from routeblock.vllm_plugin.contract import NAME, contract
 from routeblock.vllm_plugin.injection import InjectedAlignment
@@ -100,7 +100,7 @@ class Engine:
                     "vLLM did not load routeblock's plug-in",
                     where="the engine",
                     limit="the entry point of routeblock has to be installed beside vLLM",
-                    way_out="pip install routeblock into the environment of vLLM, and see the lines that it logs",
+                    way_out="install this package into the environment of vLLM, and see the lines that it logs",
                 )
             self._align = {Alignment.NATIVE: found.own, Alignment.CANONICAL: found}
         self._graphs: dict[Alignment, Any] = {}

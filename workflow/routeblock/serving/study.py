@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from routeblock.serving.protocol import Clock, Mode, Protocol, load
+from routeblock.serving.kinds import Clock, Mode
+from routeblock.serving.protocol import Protocol, load
 from routeblock.timing.batches import BatchTable, Row
 from routeblock.timing.plan import Checked, Key, Pair, Rule, Series, Stage
 from routeblock.timing.protocol import balanced

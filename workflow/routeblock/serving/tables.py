@@ -15,8 +15,9 @@ from routeblock import tables
 from routeblock.declared import by_name, find
 from routeblock.serving import completions
 from routeblock.serving.completions import Served, first_difference
+from routeblock.serving.kinds import Alignment, Clock
 from routeblock.serving.layer_capture import SURFACES
-from routeblock.serving.protocol import Alignment, Clock, Protocol, load
+from routeblock.serving.protocol import Protocol, load
 from routeblock.serving.verification import FILES, read_observed
 from routeblock.tables import Column, Row, Table, numbers
 from routeblock.timing import edits_table as edited

@@ -24,8 +24,9 @@ from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import seal
 from routeblock.serving import completions
 from routeblock.serving.completions import Served
+from routeblock.serving.kinds import Alignment, Clock, Kind
 from routeblock.serving.layer_check import OBSERVED, TENSORS
-from routeblock.serving.protocol import Alignment, Clock, Kind, Protocol, load, order, processes
+from routeblock.serving.protocol import Protocol, load, order, processes
 from routeblock.serving.study import STUDY
 from routeblock.timing import check
 from routeblock.timing.reasons import Finding, Reason

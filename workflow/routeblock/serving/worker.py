@@ -26,8 +26,9 @@ from routeblock.evidence.files import atomic_folder, write_json
 from routeblock.installed import versions
 from routeblock.serving import completions, layer_check
 from routeblock.serving.completions import Served
+from routeblock.serving.kinds import Alignment, Clock, Kind, Mode
 from routeblock.serving.layer_capture import Capture
-from routeblock.serving.protocol import Alignment, Clock, Kind, Mode, Process, Protocol, load, order, processes, prompts
+from routeblock.serving.protocol import Process, Protocol, load, order, processes, prompts
 from routeblock.serving.session import ENVIRONMENT, Completion, Engine
 from routeblock.serving.study import KEY, STUDY, check_of, planned
 from routeblock.timing.loop import Measured, Sample, Verdict
