@@ -99,7 +99,7 @@ class Engine:
                 raise InputError(
                     "vLLM did not load routeblock's plug-in",
                     where="the engine",
-                    limit="the entry point of routeblock has to be installed beside vLLM",
+                    limit="its entry point has to be installed beside vLLM",
                     way_out="install this package into the environment of vLLM, and see the lines that it logs",
                 )
             self._align = {Alignment.NATIVE: found.own, Alignment.CANONICAL: found}
