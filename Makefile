@@ -74,7 +74,7 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/snakefmt --check Snakefile workflow/rules
+	@$(BIN)/snakefmt --check Snakefile workflow
 	@$(BIN)/python tests/workflow/lint.py
 	@$(BIN)/pytest -n 2
 

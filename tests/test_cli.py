@@ -76,7 +76,7 @@ def test_verify_names_the_first_and_counts_the_rest(results: Path) -> None:
     done = run("verify", results)
     assert done.returncode == 1
     assert done.stdout.startswith(f"{results}/a.bin: edited: ")
-    assert done.stdout.endswith("(and 1 more; routeblock verify -v lists them)\n") and done.stdout.count("\n") == 1
+    assert done.stdout.endswith("(and 1 more; -v lists them)\n") and done.stdout.count("\n") == 1
     assert run("verify", results, "-v").stdout.count("\n") == 2
 
 

@@ -422,7 +422,7 @@ def fixture_says(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     write_manifest(open_folder(root), tmp_path / "m", 1)
     out, files = tmp_path / "out" / "fixture", tmp_path / "m" / "files.json"
     command = ["checkpoint", "fixture", str(root), "--manifest", str(files), "--layer", "1", "--out", str(out)]
-    assert main([*command, *(more or ["--token-ids", "1,2,3,4"])]) == 2
+    assert main([*command, *(more or [word for token in "1234" for word in ("--token-id", token)])]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert not out.exists()
     return line
@@ -525,7 +525,7 @@ def test_a_lane_that_does_not_exist_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
     root = generate(tmp_path / "c", SMALL)
-    line = fixture_says(root, tmp_path, capsys, "--token-ids", "1,2", "--point", "published:foo", *more)
+    line = fixture_says(root, tmp_path, capsys, "--token-id", "1", "--token-id", "2", "--point", "published:foo", *more)
     assert "lane 'foo' is not known" in line
 
 

@@ -91,8 +91,8 @@ def test_few_routes_over_few_experts_are_aligned_in_a_fixed_order(capsys: pytest
 
 def test_a_tokens_class_follows_the_batch_until_thread_k_is_held(capsys: pytest.CaptureFixture[str]) -> None:
     code, answer = study(
-        "--gpu", "H200", "--vllm", "0.24.0", "--tokens", 21, "--between", "batches", "--batches", "1,16,64,257",
-        capsys=capsys,
+        "--gpu", "H200", "--vllm", "0.24.0", "--tokens", 21, "--between", "batches",
+        *(word for size in ("1", "16", "64", "257") for word in ("--batches", size)), capsys=capsys,
     )  # fmt: skip
     assert (code, answer["verdict"]) == (1, "can differ")
     stops = {o["option"].split(" (")[0]: o["batches"] for o in answer["detail"]["options"]}
@@ -236,7 +236,7 @@ def test_the_answer_is_sealed_and_names_its_inputs(
         (["--tokens", "8", "--gpu", "A10", "--ep", "3"], "every rank has as many experts"),
         (["--tokens", "8", "--gpu", "A10", "--launch", "64,128"], "write it as 64,128,246"),
         (["--tokens", "8", "--gpu", "A10", "--batches", "9-2"], "write the smaller size first"),
-        (["--tokens", "8", "--gpu", "A10", "--between", "days"], "runs or batches"),
+        (["--tokens", "8", "--gpu", "A10", "--between", "days"], "'days' is not one of 'runs', 'batches'"),
         (["--tokens", "8", "--gpu", "A10", "--group-size", "48"], "the kernel takes -1, 32, 64, 128"),
         (["--routing", "gone.npy", "--gpu", "A10"], "gone.npy: no such file"),
         (["--tokens", "999999999", "--gpu", "A10"], "at most 1,048,576 tokens"),

@@ -36,7 +36,7 @@ FILES += [SCORE, f"{STUDY}/prediction.json", "results/fixtures/published_geometr
 LIMIT_S = 600
 # What a cluster's own profile would say: how small this one is, and that the twin's processes hold a GPU here.
 HERE = ("--cores", "2", "--latency-wait", "10", "--slurm-init-seconds-before-status-checks", "1")
-AS_GPU = ("--set-resources", "run:gpu=1", "run:runtime=2")
+AS_GPU = ("--set-resources", "run:gpu=1")
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,11 @@ def test_recorded_gpus_are_proved_one_by_one(checkout: Checkout, monkeypatch: py
         (checkout.root / targets.COUNTERS / name).touch()
     jobs = checkout.would_run(monkeypatch, "bundle")
     proved = [wildcards for rule, wildcards in jobs if rule == "recorded"]
-    assert len(proved) == 6 and {w["device"] for w in proved} == {"gpu0", "gpu1"}
-    own = {"other_recorded", "other_statistics", "other_validation"}
+    assert sorted((w["recording"], w["device"], w["kind"]) for w in proved) == sorted(
+        [("recorded-h200", device, kind) for device in ("gpu0", "gpu1") for kind in ("sweep", "confirmation", "beyond")]
+        + [(name, "gpu0", kind) for name, recording in targets.RECORDINGS.items() for kind in recording.kinds]
+    )
+    own = {"other_statistics", "other_validation"}
     assert {rule for rule, _ in jobs} == {"recorded", *own, *(rule for rule, _ in AFTER)}
 
 

@@ -58,15 +58,25 @@ def jobs(checkout: Checkout, *arguments: str) -> list[tuple[str, dict[str, str]]
     return found
 
 
-def test_every_job_asks_for_time_and_memory_and_only_the_gpus_for_a_gpu(checkout: Checkout) -> None:
+def test_only_what_uses_a_gpu_asks_for_one(checkout: Checkout) -> None:
     checkout.edit("config.yaml", "lanes: [twin-ampere, twin-hopper, recorded-h200]", "lanes: [twin-hopper, cuda]")
     checkout.edit("config.yaml", "  lanes: [cpu, recorded-h200]", "  lanes: [cpu, cuda]")
     found = jobs(checkout, "--profile", "profile", "--", "all")
     assert ON_A_GPU - {"capture"} <= {rule for rule, _ in found}
     for rule, facts in found:
-        assert int(facts["runtime"]) > 0 and int(facts["mem_mb"]) > 0, rule
         uses = rule in ON_A_GPU and facts.get("lane", "cuda") == "cuda"
         assert int(facts.get("gpu", "0")) == uses, (rule, facts)
+
+
+def test_every_rule_that_may_go_to_a_cluster_says_for_how_long_and_with_how_much_memory(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout.edit("config.yaml", "lanes: [twin-ampere, twin-hopper, recorded-h200]", "lanes: [twin-hopper, cuda]")
+    workflow = checkout.execute(monkeypatch, "dryrun", "all").workflow
+    sent = [rule for rule in workflow.rules if not (rule.norun or rule.name in workflow._localrules)]
+    assert {"run", "run_cuda", "score", "sweep", "survey_point"} <= {rule.name for rule in sent}
+    assert [rule.name for rule in sent if not {"runtime", "mem_mb"} <= rule.resources.keys()] == []
+    assert {"report", "bundle"} <= {rule.name for rule in workflow.rules} - {rule.name for rule in sent}
 
 
 def test_a_replicate_is_one_job_and_its_processes_hold_one_gpu() -> None:
@@ -82,7 +92,7 @@ def test_a_replicate_is_one_job_and_its_processes_hold_one_gpu() -> None:
 def test_nothing_is_tried_again_but_what_the_cluster_lost(profile: str) -> None:
     assert settings(profile).get("retries", 0) == 0
     assert settings("slurm")["slurm-requeue"] is True
-    for rules in [ROOT / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")]:
+    for rules in [ROOT / "workflow" / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")]:
         assert "retries:" not in rules.read_text(), rules
 
 

@@ -35,4 +35,5 @@ def test_the_report_waits_for_every_table_and_figure_and_for_the_prediction_once
 
 
 def test_what_make_study_makes_has_the_report_in_it() -> None:
-    assert "rules.report.output" in (ROOT / "Snakefile").read_text(encoding="utf-8").partition("rule all:")[2]
+    snakefile = (ROOT / "workflow" / "Snakefile").read_text(encoding="utf-8")
+    assert "rules.report.output" in snakefile.partition("rule all:")[2]

@@ -28,7 +28,7 @@ from routeblock.route_block.runs.cuda import CudaLane
 APART = {"routeblock.declared", "routeblock.progress", "routeblock.route_block.runs.lanes"}
 # A prediction takes its turn to ask a GPU for its name alone; no rule is made from how it waits.
 LOCK = "routeblock.cuda.gpu_lock"
-APART_FOR = {name: {LOCK} for name in ("prediction", "captured_prediction", "superseded_prediction", "run", "identity")}
+APART_FOR = {name: {LOCK} for name in ("prediction", "captured_prediction", "run", "identity")}
 # A module that is imported by name, so that it is in nobody's digest, and why that may be.
 BY_NAME = {
     "route_block/operating_point.py": "what a GPU is called has no part in the results of a CPU",

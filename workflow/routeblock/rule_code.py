@@ -44,8 +44,8 @@ def readable(file: str) -> str:
     return file
 
 
-def prepare(settings: Any, results: Path) -> Config:
-    """Check the workflow's settings and results folder, and let its shell commands find `routeblock`.
+def prepare(settings: Any, results: Path, where: str = "config.yaml") -> Config:
+    """Check the settings (of the file `where`) and the results folder, and let shell commands find `routeblock`.
 
     What does not fit ends this process with one line and 2, as it ends a command: Snakemake would add a traceback.
     """
@@ -56,7 +56,7 @@ def prepare(settings: Any, results: Path) -> Config:
         for folder in (results, Path(".snakemake")):
             writable_folder(folder)
         check_line_endings(Path("fixtures"), PACKAGE_ROOT / "cuda")
-        return check(settings, where="config.yaml")
+        return check(settings, where=where)
     except InputError as e:
         print(e, file=sys.stderr)
         sys.exit(2)
@@ -72,14 +72,37 @@ def checkpoint_arguments(config: Config) -> str:
     named = {"--revision": wanted.revision, "--captured": wanted.captured, "--prompt": wanted.prompt}
     for option, value in named.items():
         given += [option, value] if value is not None else []
-    if wanted.token_ids is not None:
-        given += ["--token-ids", ",".join(map(str, wanted.token_ids))]
+    for token_id in wanted.token_ids or ():
+        given += ["--token-id", str(token_id)]
     for point in config.points:
         for lane in config.lanes:
             given += ["--point", f"{point}:{lane}"] if lane in LANES else []
     given += ["--all-experts"] if wanted.all_experts else []
     given += ["--confirm"] if wanted.confirm else []
     return shlex.join(given)
+
+
+def link_given() -> None:
+    """Link the checkout's given inputs into the working directory of a deployment, whose settings are its own.
+
+    A package that is not installed from a checkout has none: this process ends with one line and 2.
+    """
+    checkout = PACKAGE_ROOT.parents[1]
+    for name in GIVEN:
+        link, target = Path(name), checkout / name
+        if name == "config.yaml" or link.exists():
+            continue
+        if not target.exists():
+            missing = InputError(
+                "missing",
+                where=str(target),
+                limit="a deployment links it from the clone that the package is installed from",
+                way_out="pip install --editable CLONE",
+            )
+            print(missing, file=sys.stderr)
+            sys.exit(2)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
 
 
 def given() -> list[Path]:

@@ -12,6 +12,8 @@ rule recorded_alignment:
         manifest=f"{alignment.RESULTS}/recorded_alignment.manifest.json",
     log:
         "results/logs/alignment_cost/recorded.log",
+    resources:
+        **SHORT,
     params:
         source=subpath(input.contents, parent=True),
         out=subpath(output.manifest, parent=True),
@@ -31,6 +33,8 @@ rule alignment_statistics:
         manifest=f"{alignment.RESULTS}/statistics/statistics.manifest.json",
     log:
         "results/logs/alignment_cost/statistics.log",
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         out=subpath(output.statistics, parent=True),
@@ -51,6 +55,8 @@ rule validate_alignment:
         manifest=f"{alignment.RESULTS}/validation/validation.manifest.json",
     log:
         "results/logs/alignment_cost/validation.log",
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         out=subpath(output.validation, parent=True),
@@ -70,6 +76,10 @@ rule alignment_mutations:
         manifest=f"{alignment.RESULTS}/mutations/mutations.manifest.json",
     log:
         "results/logs/alignment_cost/mutations.log",
+    benchmark:
+        "results/logs/alignment_cost/mutations.benchmark.tsv"
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         out=subpath(output.mutations, parent=True),

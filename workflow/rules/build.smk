@@ -9,6 +9,8 @@ rule build_kernels:
         manifest="results/build/{arch}/build.manifest.json",
     log:
         "results/logs/build/{arch}.log",
+    resources:
+        **LONG,
     params:
         out=subpath(output.record, parent=True),
         code=code("routeblock.cuda.build"),

@@ -15,10 +15,13 @@ rule capture:
         manifests=[f"{STUDY}/capture/{{history}}/{name}.manifest.json" for name in ("capture", "telemetry")],
     log:
         f"{STUDY_LOG}/capture/{{history}}.log",
+    benchmark:
+        f"{STUDY_LOG}/capture/{{history}}.benchmark.tsv"
     wildcard_constraints:
         lane="cuda",
         plan_source="captured",
     resources:
+        **LONG,
         gpu=1,
         gpu_queue=1,
     params:
@@ -45,6 +48,7 @@ rule captured_plans:
     wildcard_constraints:
         lane="cuda",
         plan_source="captured",
+    localrule: True
     params:
         fixture=subpath(input.spec, parent=True),
         captures=lambda wildcards, input: [f"--from {Path(capture).parent}" for capture in input.captures],

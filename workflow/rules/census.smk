@@ -14,9 +14,12 @@ rule census:
         manifest=f"{POINT}/census/{{history}}/process{{n}}.manifest.json",
     log:
         f"{LANE_LOG}/{{point}}/census/{{history}}/process{{n}}.log",
+    benchmark:
+        f"{LANE_LOG}/{{point}}/census/{{history}}/process{{n}}.benchmark.tsv"
     wildcard_constraints:
         lane="cuda",
     resources:
+        **LONG,
         gpu=1,
         gpu_queue=1,
     params:
@@ -46,6 +49,7 @@ rule unassisted:
     wildcard_constraints:
         lane="cuda",
     resources:
+        **LONG,
         gpu=1,
         gpu_queue=1,
     params:
@@ -66,6 +70,7 @@ rule census_summary:
         manifest=f"{POINT}/census.manifest.json",
     log:
         f"{LANE_LOG}/{{point}}/census.log",
+    localrule: True
     params:
         out=subpath(output.summary, parent=True),
         code=code("routeblock.route_block.gpu.census_summary"),
@@ -84,6 +89,7 @@ rule probe_control:
         manifest=f"{LANE}/probe_control.manifest.json",
     log:
         f"{LANE_LOG}/probe_control_comparison.log",
+    localrule: True
     params:
         out=subpath(output.comparison, parent=True),
         code=code("routeblock.route_block.gpu.probe_comparison"),
@@ -104,9 +110,13 @@ rule agreement:
         manifest=f"{STUDY}/agreement.manifest.json",
     log:
         f"{STUDY_LOG}/agreement.log",
+    benchmark:
+        f"{STUDY_LOG}/agreement.benchmark.tsv"
     wildcard_constraints:
         lane="cuda|recorded-[a-z0-9]+",
     threads: workflow.cores
+    resources:
+        **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         out=subpath(output.agreement, parent=True),
@@ -126,6 +136,7 @@ rule versions:
         manifest="results/versions/versions.manifest.json",
     log:
         "results/logs/versions.log",
+    localrule: True
     params:
         golden=subpath(input.golden, parent=True),
         results=lambda wildcards, input: [f"--from {result}" for result in input.results],

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from routeblock.alignment_cost import targets as alignment
 from routeblock.diagnose.targets import by_path, layer_options
+from routeblock.evidence.digest import PACKAGE_ROOT
 from routeblock.evidence.digest import code_digest as code
 from routeblock.evidence.manifest import SUFFIX
 from routeblock.evidence.record import RECORD, RECORD_MANIFEST, TELEMETRY, TELEMETRY_MANIFEST, TENSORS
@@ -16,11 +17,12 @@ from routeblock.route_block.paths import FIXTURE, IDENTITY, LANE, LANE_LOG, POIN
 from routeblock.route_block.runs.cuda import CudaLane
 from routeblock.route_block.targets import EVIDENCE, RECORDED_FIXTURE, StudyA, versions
 from routeblock.rule_code import checkpoint_arguments, prepare
+from routeblock.serving import targets as serving
 
-CONFIG = prepare(config, Path("results"))
+CONFIG = prepare(config, Path("results"), where=SETTINGS)
 STUDY_A = StudyA(CONFIG)
-TABLES = [*STUDY_A.tables(), *alignment.tables(), *grouped.tables(CONFIG), *fast_paths.tables()]
-FIGURES = [*STUDY_A.figures(), *alignment.figures(), *grouped.figures()]
+TABLES = [*STUDY_A.tables(), *alignment.tables(), *grouped.tables(CONFIG), *fast_paths.tables(), *serving.tables()]
+FIGURES = [*STUDY_A.figures(), *alignment.figures(), *grouped.figures(), *serving.figures()]
 
 FIXTURE_SPEC = f"{FIXTURE}/{SPEC}"
 FIXTURE_TENSORS = [f"{FIXTURE}/{name}" for name in TENSOR_FILES]
@@ -41,10 +43,16 @@ wildcard_constraints:
     recording="|".join(grouped.RECORDINGS),
 
 
+# What a job asks a cluster for: minutes and MB. In the default study on 2 cores, by Snakemake's benchmarks, no SHORT job took
+# more than 140 s and 600 MB. LONG is a guess, and generous: jobs on a GPU, of a checkpoint's size, or as long as asked for.
+SHORT = dict(runtime=10, mem_mb=2000)
+LONG = dict(runtime=60, mem_mb=4000)
+
 # How a lane's commands are started: on the lane cuda by an interpreter with torch, from this checkout's package.
 CUDA_PYTHON = CONFIG.cuda.python
+PACKAGE_FOLDER = str(PACKAGE_ROOT.parent) if DEPLOYED else "workflow"
 ON_CUDA = (
-    f"PYTHONPATH=workflow${{PYTHONPATH:+:$PYTHONPATH}} {shlex.quote(CUDA_PYTHON)} -m routeblock"
+    f"PYTHONPATH={shlex.quote(PACKAGE_FOLDER)}${{PYTHONPATH:+:$PYTHONPATH}} {shlex.quote(CUDA_PYTHON)} -m routeblock"
     if CUDA_PYTHON
     else "routeblock"
 )

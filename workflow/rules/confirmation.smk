@@ -21,6 +21,7 @@ rule confirmation:
         lane="cpu|cuda",
     threads: lambda w: grouped.threads(CONFIG, w.lane)
     resources:
+        **LONG,
         gpu=lambda w: int(w.lane == "cuda"),
     params:
         code=code("routeblock.grouped_schedule.lanes"),

@@ -16,6 +16,8 @@ rule predict:
         manifest="results/predict/{gpu}.manifest.json",
     log:
         "results/logs/predict/{gpu}.log",
+    resources:
+        **SHORT,
     params:
         gpu=lambda wildcards: SURVEYED_GPUS[wildcards.gpu],
         vllm=CONFIG.survey.vllm,
@@ -34,6 +36,7 @@ rule predictions:
         manifest="results/tables/predictions.manifest.json",
     log:
         "results/logs/tables/predictions.log",
+    localrule: True
     params:
         out=subpath(output.manifest, parent=True),
         code=code("routeblock.diagnose.predict_table"),
@@ -49,6 +52,7 @@ rule launches:
         manifests=multiext("results/tables/", "launch_rule.manifest.json", "launches.manifest.json"),
     log:
         "results/logs/tables/launches.log",
+    localrule: True
     params:
         out=lambda wildcards, output: str(Path(output.manifests[0]).parent),
         vllm=CONFIG.survey.vllm,
@@ -66,6 +70,10 @@ rule survey_point:
         manifest="results/survey/{gpu}/{population}/{tokens}.manifest.json",
     log:
         "results/logs/survey/{gpu}/{population}/{tokens}.log",
+    benchmark:
+        "results/logs/survey/{gpu}/{population}/{tokens}.benchmark.tsv"
+    resources:
+        **LONG,
     params:
         gpu=lambda wildcards: SURVEYED_GPUS[wildcards.gpu],
         population=lambda wildcards: POPULATIONS[wildcards.population],
@@ -95,6 +103,7 @@ rule survey:
         answer="results/survey/survey_answer.manifest.json",
     log:
         "results/logs/survey.log",
+    localrule: True
     params:
         out=subpath(output.manifest, parent=True),
         code=code("routeblock.diagnose.survey_table", "routeblock.diagnose.survey_answer"),

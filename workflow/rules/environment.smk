@@ -10,6 +10,7 @@ rule environment:
         manifest="results/environment/environment.manifest.json",
     log:
         "results/logs/environment.log",
+    localrule: True
     params:
         out=subpath(output.record, parent=True),
         code=code("routeblock.environment"),
@@ -25,6 +26,7 @@ rule cuda_environment:
         stamp=MADE_STAMP,
     log:
         "results/logs/cuda_environment.log",
+    localrule: True
     params:
         venv=subpath(output.stamp, parent=True),
         python=MADE_PYTHON,

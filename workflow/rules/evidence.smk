@@ -44,6 +44,8 @@ for lane, groups in STUDY_A.recorded.items():
                 made,
             log:
                 f"{LANE_LOG}/{group}.log".format(fixture=RECORDED_FIXTURE, lane=lane),
+            resources:
+                **SHORT,
             params:
                 fixture=subpath(input.spec, parent=True),
                 evidence=lambda wildcards, input: str(Path(input.evidence[0]).parent),

@@ -21,6 +21,8 @@ rule explain:
         f"{DIAGNOSIS_LOG}/explain.log",
     wildcard_constraints:
         lane="twin-[a-z]+",
+    resources:
+        **LONG,
     params:
         fixture=subpath(input.spec, parent=True),
         code=code("routeblock.diagnose.answers", "routeblock.diagnose.explain_drawings"),
@@ -40,6 +42,8 @@ rule witness:
         f"{DIAGNOSIS_LOG}/witness.log",
     wildcard_constraints:
         lane="twin-[a-z]+",
+    resources:
+        **LONG,
     params:
         fixture=subpath(input.spec, parent=True),
         code=code("routeblock.diagnose.answers"),
@@ -59,6 +63,8 @@ rule identify:
         manifest=f"{DIAGNOSIS}/{{plan_source}}/identify.manifest.json",
     log:
         f"{DIAGNOSIS_LOG}/{{plan_source}}/identify.log",
+    resources:
+        **LONG,
     params:
         fixture=subpath(input.spec, parent=True),
         run=subpath(input.record, parent=True),
@@ -89,6 +95,7 @@ for name, answers in DIAGNOSES.items():
             manifest=f"results/tables/{name}.manifest.json",
         log:
             f"results/logs/tables/{name}.log",
+        localrule: True
         params:
             out=subpath(output.manifest, parent=True),
             name=name,
@@ -106,6 +113,7 @@ rule figure_explain:
         manifest="results/figures/explain.manifest.json",
     log:
         "results/logs/figures/explain.log",
+    localrule: True
     params:
         out=subpath(output.manifest, parent=True),
         code=code("routeblock.diagnose.explain_drawings"),

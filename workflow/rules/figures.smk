@@ -14,6 +14,7 @@ for target in FIGURES:
             manifest=f"results/figures/{target.name}.manifest.json",
         log:
             f"results/logs/figures/{target.name}.log",
+        localrule: True
         params:
             command=target.command,
             name=target.name,

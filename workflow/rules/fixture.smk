@@ -9,6 +9,8 @@ rule fixture:
         manifest=f"{FIXTURE}/fixture.manifest.json".format(fixture="published_geometry"),
     log:
         "results/logs/fixture/published_geometry.log",
+    resources:
+        **SHORT,
     params:
         out=subpath(output.spec, parent=True),
         seed=CONFIG.fixture.seed,
@@ -28,6 +30,8 @@ checkpoint checkpoint_fixture:
         manifest=f"{FIXTURE}/fixture.manifest.json".format(fixture="checkpoint"),
     log:
         "results/logs/fixture/checkpoint.log",
+    resources:
+        **LONG,
     params:
         out=subpath(output.spec, parent=True),
         path=CONFIG.checkpoint.path,

@@ -10,6 +10,8 @@ rule manifest:
     log:
         "results/logs/checkpoint/manifest.log",
     threads: workflow.cores
+    resources:
+        **LONG,
     params:
         out=subpath(output.files, parent=True),
         path=CONFIG.checkpoint.path,

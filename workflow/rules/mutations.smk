@@ -17,6 +17,10 @@ rule mutations:
         manifest=f"{STUDY}/mutations.manifest.json",
     log:
         f"{STUDY_LOG}/mutations.log",
+    benchmark:
+        f"{STUDY_LOG}/mutations.benchmark.tsv"
+    resources:
+        **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         out=subpath(output.mutations, parent=True),

@@ -18,6 +18,8 @@ rule recorded_native:
     log:
         "results/logs/native/native.log",
     threads: workflow.cores
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         fixture=subpath(input.spec, parent=True),
@@ -37,6 +39,8 @@ rule recorded_operator:
     log:
         "results/logs/native/operator.log",
     threads: workflow.cores
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         code=code("routeblock.route_block.gpu.operator_check"),

@@ -12,6 +12,8 @@ rule recorded_dispatch:
         manifest=f"{fast_paths.RESULTS}/recorded_dispatch.manifest.json",
     log:
         "results/logs/q6k_dispatch/recorded.log",
+    resources:
+        **SHORT,
     params:
         source=subpath(input.contents, parent=True),
         out=subpath(output.manifest, parent=True),
@@ -31,6 +33,8 @@ rule dispatch_statistics:
         manifest=f"{fast_paths.RESULTS}/statistics/statistics.manifest.json",
     log:
         "results/logs/q6k_dispatch/statistics.log",
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         out=subpath(output.statistics, parent=True),
@@ -51,6 +55,8 @@ rule validate_dispatch:
         manifest=f"{fast_paths.RESULTS}/validation/validation.manifest.json",
     log:
         "results/logs/q6k_dispatch/validation.log",
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         out=subpath(output.validation, parent=True),
@@ -70,6 +76,8 @@ rule dispatch_mutations:
         manifest=f"{fast_paths.RESULTS}/mutations/mutations.manifest.json",
     log:
         "results/logs/q6k_dispatch/mutations.log",
+    resources:
+        **SHORT,
     params:
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
         out=subpath(output.mutations, parent=True),

@@ -8,19 +8,23 @@ rule prediction:
         tensors=FIXTURE_TENSORS,
         interpreter=interpreter,
     output:
-        prediction=f"{STUDY}/prediction.json",
-        manifest=f"{STUDY}/prediction.manifest.json",
+        prediction=f"{STUDY}/{{frozen}}.json",
+        manifest=f"{STUDY}/{{frozen}}.manifest.json",
     log:
-        f"{STUDY_LOG}/prediction.log",
+        f"{STUDY_LOG}/{{frozen}}.log",
     wildcard_constraints:
         lane="twin-[a-z]+|cuda",
         plan_source="stored",
+        frozen="prediction|superseded",
+    resources:
+        **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
+        superseded=lambda wildcards: "--superseded" if wildcards.frozen == "superseded" else "",
         code=code("routeblock.route_block.prediction.freeze"),
     shell:
-        "{params.routeblock} study-a freeze --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
+        "{params.routeblock} study-a freeze {params.superseded} --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
 
 
@@ -40,6 +44,8 @@ checkpoint captured_prediction:
     wildcard_constraints:
         lane="cuda",
         plan_source="captured",
+    resources:
+        **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         routeblock=routeblock,
@@ -47,28 +53,6 @@ checkpoint captured_prediction:
     shell:
         "{params.routeblock} study-a freeze --plans {input.plans:q} --fixture {params.fixture:q} --lane {wildcards.lane} --point {wildcards.point}"
         " --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
-
-
-rule superseded_prediction:
-    input:
-        spec=FIXTURE_SPEC,
-        tensors=FIXTURE_TENSORS,
-        interpreter=interpreter,
-    output:
-        prediction=f"{STUDY}/superseded.json",
-        manifest=f"{STUDY}/superseded.manifest.json",
-    log:
-        f"{STUDY_LOG}/superseded.log",
-    wildcard_constraints:
-        lane="twin-[a-z]+|cuda",
-        plan_source="stored",
-    params:
-        fixture=subpath(input.spec, parent=True),
-        routeblock=routeblock,
-        code=code("routeblock.route_block.prediction.freeze"),
-    shell:
-        "{params.routeblock} study-a freeze --superseded --fixture {params.fixture:q} --lane {wildcards.lane}"
-        " --point {wildcards.point} --plan-source {wildcards.plan_source} --out {output.prediction:q} 2> {log:q}"
 
 
 rule control:
@@ -81,6 +65,8 @@ rule control:
         manifest=f"{STUDY}/control.manifest.json",
     log:
         f"{STUDY_LOG}/control.log",
+    resources:
+        **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         code=code("routeblock.route_block.runs.negative_control"),

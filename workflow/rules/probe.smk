@@ -8,6 +8,8 @@ rule probe:
         manifest="results/probe/grid_probe.manifest.json",
     log:
         "results/logs/probe.log",
+    resources:
+        **SHORT,
     params:
         code=code("routeblock.cuda.grid_probe"),
     shell:

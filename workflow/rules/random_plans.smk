@@ -11,12 +11,15 @@ rule random_plans:
         manifest="results/random_plans/{fixture}/{lane}.manifest.json",
     log:
         "results/logs/random_plans/{fixture}/{lane}.log",
+    benchmark:
+        "results/logs/random_plans/{fixture}/{lane}.benchmark.tsv"
     threads: workflow.cores
+    resources:
+        **LONG,
     params:
         fixture=subpath(input.spec, parent=True),
         plans=200,
-        grids="246,200,528",
         seed=1,
         code=code("routeblock.route_block.prediction.random_plans"),
     shell:
-        "routeblock study-a random-plans --fixture {params.fixture:q} --lane {wildcards.lane} --plans {params.plans} --grids {params.grids} --seed {params.seed} --out {output.plans:q} > {log:q} 2>&1"
+        "routeblock study-a random-plans --fixture {params.fixture:q} --lane {wildcards.lane} --plans {params.plans} --seed {params.seed} --out {output.plans:q} > {log:q} 2>&1"

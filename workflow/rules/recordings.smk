@@ -2,37 +2,6 @@
 # Records of study B under protocols of their own: fresh data, and launches one by one. Each is judged by its protocol.
 
 
-rule other_recorded:
-    input:
-        protocol=lambda w: grouped.RECORDINGS[w.recording].protocol,
-        contents=lambda w: f"{grouped.RECORDINGS[w.recording].source}/contents.json",
-        batches=lambda w: f"{grouped.RECORDINGS[w.recording].source}/cuda/gpu0/{w.kind}/batches.parquet",
-        rest=lambda w: [
-            f"{grouped.RECORDINGS[w.recording].source}/cuda/gpu0/{w.kind}/{name}"
-            for name in ("comparisons.json", "fixtures.json", "run.json")
-        ],
-    output:
-        multiext(
-            "results/grouped_schedule/{recording}/gpu0/{kind}/",
-            "batches.parquet",
-            "comparisons.json",
-            "fixtures.json",
-            "run.json",
-            "recorded.manifest.json",
-        ),
-    log:
-        "results/logs/grouped_schedule/{recording}/{kind}.log",
-    # No param: how many threads verify it makes no other result.
-    threads: CONFIG.grouped_schedule.cpu_threads
-    params:
-        code=code("routeblock.grouped_schedule.verification"),
-        source=subpath(input.batches, parent=True),
-        out=subpath(output[0], parent=True),
-    shell:
-        "routeblock study-b recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
-        " --lane {wildcards.recording} --threads {threads} --out {params.out} 2> {log:q}"
-
-
 rule other_statistics:
     input:
         protocol=lambda w: grouped.RECORDINGS[w.recording].protocol,
@@ -45,6 +14,8 @@ rule other_statistics:
         manifest="results/grouped_schedule/{recording}/statistics/statistics.manifest.json",
     log:
         "results/logs/grouped_schedule/{recording}/statistics.log",
+    resources:
+        **SHORT,
     params:
         out=subpath(output.statistics, parent=True),
         code=code("routeblock.grouped_schedule.statistics"),
@@ -68,6 +39,8 @@ rule other_validation:
         manifest="results/grouped_schedule/{recording}/validation/validation.manifest.json",
     log:
         "results/logs/grouped_schedule/{recording}/validation.log",
+    resources:
+        **SHORT,
     params:
         out=subpath(output.validation, parent=True),
         code=code("routeblock.grouped_schedule.study", "routeblock.timing.validation"),

@@ -4,7 +4,7 @@
 
 rule report:
     input:
-        config="config.yaml",
+        config=SETTINGS,
         environment=rules.environment.output,
         tables=[f"results/tables/{t.name}.{s}" for t in reported() for s in ("parquet", "csv", "md", "manifest.json")],
         figures=[f"results/figures/{t.name}.{s}" for t in FIGURES for s in ("svg", "png", "manifest.json")],
@@ -29,6 +29,7 @@ rule report:
         manifest="reports/routeblock.manifest.json",
     log:
         "results/logs/report.log",
+    localrule: True
     params:
         out=subpath(output.report, parent=True),
         tables=[f"--table {t.name}" for t in reported()],

@@ -13,6 +13,8 @@ rule golden:
     # First of all, and alone: it compiles the twin for the runs.
     priority: 1000
     threads: workflow.cores
+    resources:
+        **SHORT,
     params:
         code=code("routeblock.twin.self_test"),
     shell:
@@ -29,6 +31,8 @@ rule identity:
         "results/logs/identity/{lane}.log",
     wildcard_constraints:
         lane="twin-[a-z]+",
+    resources:
+        **SHORT,
     params:
         code=code(
             "routeblock.route_block.runs.identity",
@@ -51,6 +55,7 @@ rule identity_cuda:
     wildcard_constraints:
         lane="cuda",
     resources:
+        **LONG,
         gpu=1,
         gpu_queue=1,
     params:
@@ -73,10 +78,15 @@ rule run:
         manifests=[f"{RUN}/{RECORD_MANIFEST}", f"{RUN}/{TELEMETRY_MANIFEST}"],
     log:
         f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.log",
+    benchmark:
+        f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.benchmark.tsv"
     wildcard_constraints:
         lane="twin-[a-z]+",
     # The order of the study, as far as free cores allow: replicate-major, the history order alternates.
     priority: lambda wildcards: -position(wildcards.cell, wildcards.history, int(wildcards.n))
+    resources:
+        runtime=2,
+        mem_mb=1000,  # at most 10 s and 430 MB on 2 cores
     params:
         fixture=subpath(input.spec, parent=True),
         out=subpath(output.record, parent=True),
@@ -102,11 +112,15 @@ rule run_cuda:
         manifests=[f"{RUN}/{RECORD_MANIFEST}", f"{RUN}/{TELEMETRY_MANIFEST}"],
     log:
         f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.log",
+    benchmark:
+        f"{STUDY_LOG}/{{cell}}/{{history}}/rep{{n}}.benchmark.tsv"
     wildcard_constraints:
         lane="cuda",
     # Started in the order of the study, one study after the other; each waits for its predecessor once it has imported.
     priority: start_order
     resources:
+        runtime=2,
+        mem_mb=4000,  # recorded: at most 10 s, less the wait for the turn, and 2 GB
         gpu=1,
         gpu_queue=1,
         wait_s=CONFIG.cuda.wait_s,  # no param: how long to wait makes no other result

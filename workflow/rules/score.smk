@@ -18,6 +18,8 @@ rule score:
         manifest=f"{STUDY}/score.manifest.json",
     log:
         f"{STUDY_LOG}/score.log",
+    resources:
+        **SHORT,
     params:
         fixture=subpath(input.spec, parent=True),
         out=subpath(output.score, parent=True),

@@ -12,6 +12,8 @@ rule statistics:
         manifest="results/grouped_schedule/statistics/statistics.manifest.json",
     log:
         "results/logs/grouped_schedule/statistics.log",
+    resources:
+        **SHORT,
     params:
         out=subpath(output.statistics, parent=True),
         code=code("routeblock.grouped_schedule.statistics"),
@@ -33,6 +35,8 @@ rule validate_timings:
         manifest="results/grouped_schedule/validation/validation.manifest.json",
     log:
         "results/logs/grouped_schedule/validation.log",
+    resources:
+        **SHORT,
     params:
         out=subpath(output.validation, parent=True),
         code=code("routeblock.grouped_schedule.study", "routeblock.timing.validation"),
@@ -55,6 +59,8 @@ rule grouped_mutations:
         "results/logs/grouped_schedule/mutations.log",
     # No param: how many threads verify it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
+    resources:
+        **SHORT,
     params:
         out=subpath(output.mutations, parent=True),
         code=code(
@@ -88,6 +94,7 @@ rule bundle:
         manifest="results/bundle/bundle.manifest.json",
     log:
         "results/logs/bundle.log",
+    localrule: True
     params:
         out=subpath(output.archive, parent=True),
         code=code("routeblock.grouped_schedule.bundle"),

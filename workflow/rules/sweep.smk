@@ -22,6 +22,7 @@ rule sweep:
     # A timed CPU run shares its cores with no other job.
     threads: lambda w: grouped.threads(CONFIG, w.lane)
     resources:
+        **LONG,
         gpu=lambda w: int(w.lane == "cuda"),
     params:
         code=code("routeblock.grouped_schedule.lanes"),
@@ -51,6 +52,7 @@ rule beyond:
     log:
         "results/logs/grouped_schedule/cuda/{device}/beyond.log",
     resources:
+        **LONG,
         gpu=1,
     params:
         code=code("routeblock.grouped_schedule.lanes"),
@@ -71,6 +73,7 @@ rule sanitizer:
     log:
         "results/logs/grouped_schedule/cuda/{device}/sanitizer.log",
     resources:
+        **LONG,
         gpu=1,
     params:
         out=subpath(output.report, parent=True),
@@ -80,15 +83,21 @@ rule sanitizer:
         " --out {params.out:q} 2> {log:q}"
 
 
+# Each lane of committed batches is judged by the protocol that it was measured under.
 rule recorded:
     input:
-        protocol="fixtures/protocols/grouped_schedule.json",
-        contents=f"{grouped.RECORDED}/contents.json",
-        batches=f"{grouped.RECORDED}/cuda/{{device}}/{{kind}}/batches.parquet",
-        rest=multiext(f"{grouped.RECORDED}/cuda/{{device}}/{{kind}}/", "comparisons.json", "fixtures.json", "run.json"),
+        protocol=lambda w: grouped.RECORDED_LANES[w.recording].protocol,
+        contents=lambda w: f"{grouped.RECORDED_LANES[w.recording].source}/contents.json",
+        batches=lambda w: f"{grouped.RECORDED_LANES[w.recording].source}/cuda/{w.device}/{w.kind}/batches.parquet",
+        rest=lambda w: multiext(
+            f"{grouped.RECORDED_LANES[w.recording].source}/cuda/{w.device}/{w.kind}/",
+            "comparisons.json",
+            "fixtures.json",
+            "run.json",
+        ),
     output:
         multiext(
-            "results/grouped_schedule/recorded-h200/{device}/{kind}/",
+            "results/grouped_schedule/{recording}/{device}/{kind}/",
             "batches.parquet",
             "comparisons.json",
             "fixtures.json",
@@ -96,16 +105,20 @@ rule recorded:
             "recorded.manifest.json",
         ),
     log:
-        "results/logs/grouped_schedule/recorded-h200/{device}/{kind}.log",
+        "results/logs/grouped_schedule/{recording}/{device}/{kind}.log",
+    wildcard_constraints:
+        recording="|".join(grouped.RECORDED_LANES),
     # No param: how many threads prove it makes no other result.
     threads: CONFIG.grouped_schedule.cpu_threads
+    resources:
+        **SHORT,
     params:
         code=code("routeblock.grouped_schedule.verification"),
         source=subpath(input.batches, parent=True),
         out=subpath(output[0], parent=True),
     shell:
         "routeblock study-b recorded --source {params.source} --contents {input.contents:q} --protocol {input.protocol:q}"
-        " --threads {threads} --out {params.out} 2> {log:q}"
+        " --lane {wildcards.recording} --threads {threads} --out {params.out} 2> {log:q}"
 
 
 # What was built and what the sanitizer found stand in documents that nothing here can make again: no table before they are
@@ -123,6 +136,7 @@ if grouped.recorded_documents():
             manifest=f"{grouped.DOCUMENTS}/documents.manifest.json",
         log:
             "results/logs/grouped_schedule/recorded-h200/documents.log",
+        localrule: True
         params:
             code=code("routeblock.grouped_schedule.documents"),
             source=subpath(input.contents, parent=True),

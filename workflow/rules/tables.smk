@@ -14,6 +14,7 @@ for target in TABLES:
             manifest=f"results/tables/{target.name}.manifest.json",
         log:
             f"results/logs/tables/{target.name}.log",
+        localrule: True
         params:
             command=target.command,
             name=target.name,

@@ -28,6 +28,7 @@ from routeblock.cli import (
     fast_paths,
     gpu,
     results,
+    serving,
     study_a,
     study_a_gpu,
     study_b,
@@ -83,6 +84,7 @@ for name, group in {
     "study-a": study_a.app,
     "study-b": study_b.app,
     "alignment": alignment.app,
+    "serving": serving.app,
     "fast-paths": fast_paths.app,
     "checkpoint": checkpoint.app,
     "gpu": gpu.app,
@@ -122,7 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TyperException as e:
         context = getattr(e, "ctx", None)
         command = context.command_path if context else "routeblock"
-        return _refuse(f"{command}: {' '.join(e.format_message().split()).rstrip('.')}; see {command} --help")
+        message = " ".join(e.format_message().split()).replace(": Value error, ", ": ").rstrip(".")
+        return _refuse(f"{command}: {message}; see {command} --help")
     except (BrokenPipeError, _ReaderGoneError):
         _silence(sys.stdout)
         return 128 + signal.SIGPIPE

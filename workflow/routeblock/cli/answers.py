@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +18,7 @@ from routeblock.cli.shared import (
     Hidden,
     Intermediate,
     Model,
+    MoeBackend,
     PointName,
     Seed,
     Surface,
@@ -42,6 +44,14 @@ _RUN = (
 )
 
 
+class Architecture(StrEnum):
+    """A generation of tensor cores that the twin computes: a list of choices needs an enum."""
+
+    AMPERE = "ampere"
+    ADA = "ada"
+    HOPPER = "hopper"
+
+
 @app.command("predict")
 def predict(
     gpu: GpuName,
@@ -63,7 +73,7 @@ def predict(
     tp: Annotated[int, typer.Option(help="Tensor parallel ranks: they share the intermediate size.", min=1)] = 1,
     ep: Annotated[int, typer.Option(help="Expert parallel ranks: they share the experts.", min=1)] = 1,
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="VLLM_BATCH_INVARIANT=1 is set.")] = False,
-    moe_backend: Annotated[str, typer.Option(help="vLLM's --moe-backend: auto, marlin or humming.")] = "auto",
+    moe_backend: MoeBackend = "auto",
     graph_size: Annotated[
         list[int] | None, typer.Option(help="A size that CUDA graphs pad batches to; repeat it.", min=1)
     ] = None,
@@ -75,8 +85,10 @@ def predict(
     block_size: Annotated[int | None, typer.Option(help="Block size in place of the automatic.")] = None,
     canonical: Annotated[bool, typer.Option("--canonical", help="Canonical alignment is on.")] = False,
     full_k: Annotated[bool, typer.Option("--full-k", help="Every tile keeps full K.")] = False,
-    between: Annotated[str, typer.Option(help="What the verdict is about: runs or batches.")] = "runs",
-    batches: Annotated[str | None, typer.Option(help="Batch sizes, as 1-4096 or 1,16,64.")] = None,
+    between: Annotated[Literal["runs", "batches"], typer.Option(help="What the verdict is about.")] = "runs",
+    batches: Annotated[
+        list[str] | None, typer.Option(help="A batch size, or a range of them such as 1-4096; repeat.")
+    ] = None,
     token: Annotated[int, typer.Option(help="The token that is followed through batches.", min=0)] = 0,
     json_to: JsonTo = None,
     out: OutFile = None,
@@ -103,8 +115,9 @@ def predict(
         block_size,
     )  # fmt: skip
     asked = Asked(
-        routing, tokens, routings, seed, tuple(graph_size or ()), chunk, canonical, full_k, between, batches, token
-    )
+        routing, tokens, routings, seed, tuple(graph_size or ()), chunk, canonical, full_k, between,
+        ",".join(batches) if batches else None, token,
+    )  # fmt: skip
     found = answer(question(engine, asked))
     inputs = [p for p in (model / "config.json" if model is not None and model.is_dir() else model, routing) if p]
     raise typer.Exit(
@@ -225,7 +238,9 @@ def identify(
     ] = None,
     plans: Annotated[Path | None, typer.Option(help="A file of captured plans, among which to look.")] = None,
     grid: Annotated[list[int] | None, typer.Option(help="A grid to try beside those of known GPUs; repeat.")] = None,
-    architecture: Annotated[list[str] | None, typer.Option(help="ampere, ada, hopper; repeat. Default: all.")] = None,
+    architecture: Annotated[
+        list[Architecture] | None, typer.Option(help="Whose additions; repeat. Default: all.")
+    ] = None,
     json_to: JsonTo = None,
     out: OutFile = None,
     strict: Strict = False,
@@ -239,10 +254,10 @@ def identify(
     from routeblock.diagnose.answer import deliver
     from routeblock.diagnose.answers import identify as answer
     from routeblock.diagnose.fixture_runs import inputs_of, open_layer
-    from routeblock.twin.tensor_core import ARCHITECTURES
 
     layer = open_layer(fixture, "twin-hopper", "published")
-    found = answer(layer, outputs, surface, plan or [], plans, grid or [], architecture or list(ARCHITECTURES))
+    architectures = [str(name) for name in architecture or Architecture]
+    found = answer(layer, outputs, surface, plan or [], plans, grid or [], architectures)
     parameters = {"surface": surface, "plan": plan, "grid": grid, "architecture": architecture}
     raise typer.Exit(
         deliver(

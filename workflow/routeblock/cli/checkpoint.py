@@ -59,7 +59,7 @@ def checkpoint_fixture(
     revision: Revision = None,
     captured: Annotated[Path | None, typer.Option(help="Captured hidden states (safetensors).")] = None,
     prompt: Annotated[str | None, typer.Option(help="Text of a stand-in.")] = None,
-    token_ids: Annotated[str | None, typer.Option(help="Token ids of a stand-in, separated by commas.")] = None,
+    token_id: Annotated[list[int] | None, typer.Option(help="A token id of a stand-in; repeat, in order.")] = None,
     point: Annotated[
         list[str] | None, typer.Option(help="POINT:LANE that the pair search looks at, first first.")
     ] = None,
@@ -67,7 +67,7 @@ def checkpoint_fixture(
     confirm: Annotated[bool, typer.Option("--confirm", help="Let the twin look for pairs that change bits.")] = False,
 ) -> None:
     """Make a fixture of one layer of a checkpoint: packed experts, routed inputs, pairs and plans by search."""
-    from routeblock.route_block.fixtures.from_checkpoint import Request, parse_points, parse_tokens, seal_fixture
+    from routeblock.route_block.fixtures.from_checkpoint import Request, parse_points, seal_fixture
 
     request = Request(
         path,
@@ -76,7 +76,7 @@ def checkpoint_fixture(
         revision,
         captured,
         prompt,
-        parse_tokens(token_ids),
+        token_id or None,
         parse_points(point),
         all_experts,
         confirm,

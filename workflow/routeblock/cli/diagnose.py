@@ -16,6 +16,7 @@ from routeblock.cli.shared import (
     Hidden,
     Intermediate,
     Model,
+    MoeBackend,
     Seed,
     TopK,
     Vllm,
@@ -89,7 +90,7 @@ def survey_point(
     group_size: GroupSize = None,
     zero_points: ZeroPoints = None,
     tp: Annotated[int, typer.Option(help="Tensor parallel ranks.", min=1)] = 1,
-    moe_backend: Annotated[str, typer.Option(help="vLLM's --moe-backend.")] = "auto",
+    moe_backend: MoeBackend = "auto",
 ) -> None:
     """Survey one GPU, population and batch size: how many routings can change bits, how many of a sample do."""
     from routeblock.diagnose.engine import Engine

@@ -36,6 +36,7 @@ ZeroPoints = Annotated[
     bool | None, typer.Option("--zero-points/--symmetric", help="Zero points (AWQ), or the fixed 8 (GPTQ-style).")
 ]
 Vllm = Annotated[str, typer.Option(help="vLLM's release, such as 0.24.0.")]
+MoeBackend = Annotated[Literal["auto", "marlin", "humming"], typer.Option(help="vLLM's --moe-backend.")]
 Tokens = Annotated[int | None, typer.Option(help="Tokens of the batch, if no --routing is given.", min=1)]
 Seed = Annotated[int, typer.Option(help="Seed of what is drawn.", min=0)]
 Out = Annotated[Path, typer.Option(help="Folder to write to.")]
@@ -61,8 +62,9 @@ def finish(wrong: Sequence[object], otherwise: str) -> None:
 
 
 def print_findings(found: Sequence[object], verbose: bool) -> None:
+    """Print the first finding and how many more there are, or all of them."""
     first, *others = found
-    more = f" (and {len(others)} more; routeblock verify -v lists them)" if others and not verbose else ""
+    more = f" (and {len(others)} more; -v lists them)" if others and not verbose else ""
     print(f"{first}{more}")
     for finding in others if verbose else ():
         print(finding)

@@ -22,7 +22,6 @@ from routeblock.cli.shared import (
     Verbose,
     print_findings,
 )
-from routeblock.errors import InputError
 
 Cell = Literal["native", "replay", "cross", "swap_within", "swap_across", "full_k", "canonical"]
 app = typer.Typer(help="Study A, route-block: fixture, frozen prediction, runs, mutations, score, tables.")
@@ -222,21 +221,15 @@ def random_plans(
     lane: LaneName,
     out: Annotated[Path, typer.Option(help="File to write; its manifest goes beside it.")],
     plans: Annotated[int, typer.Option(help="Number of random legal plans.", min=1)] = 200,
-    grids: Annotated[str, typer.Option(help="Grids, separated by commas.")] = "246,200,528",
+    grid: Annotated[list[int] | None, typer.Option(help="A grid; repeat. Default: table prediction's.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the plans.", min=0, max=LAST_SEED)] = 1,
 ) -> None:
     """Check the prediction on random plans, route by route; exit 1 if it is wrong once."""
     from routeblock.progress import shown
-    from routeblock.route_block.prediction.random_plans import check
+    from routeblock.route_block.prediction.random_plans import GRIDS, check
 
-    try:
-        sizes = [int(grid) for grid in grids.split(",")]
-    except ValueError as e:
-        raise InputError(
-            f"grids {grids!r}", where="study-a random-plans", limit="integers, commas between", way_out="246,200"
-        ) from e
     with shown("random plans") as progress:
-        faults = check(fixture, lane, plans, sizes, seed, out, progress=progress)
+        faults = check(fixture, lane, plans, grid or GRIDS, seed, out, progress=progress)
     if faults:
         print(f"{out}: {len(faults)} faults, first: {faults[0]}")
         raise typer.Exit(1)

@@ -161,7 +161,7 @@ def _sizes(text: str, token: int) -> tuple[int, ...]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise _refuse(f"--batches {text!r}", "sizes such as 1,16,64 or ranges such as 1-4096", "write it so")
+            raise _refuse(f"--batches {text!r}", "each is a size, or a range such as 1-4096", "write it so")
         low, high = int(first), int(last) if dash else int(first)
         _within("--batches", max(low, high))
         if low < 1 or high < low:

@@ -42,6 +42,11 @@ RECORDINGS = {
         "fixtures/protocols/grouped_stream.json", RECORDED.with_name("h200-stream"), ("sweep", "confirmation")
     ),
 }
+# Every lane of committed batches.
+RECORDED_LANES = {
+    "recorded-h200": Recording(PROTOCOL, RECORDED, ("sweep", "confirmation", "beyond")),
+    **RECORDINGS,
+}
 COUNTERS = Path("fixtures/recorded/grouped_counters/h200")
 COUNTERS_PROTOCOL = "fixtures/protocols/grouped_counters.json"
 

@@ -28,6 +28,7 @@ from routeblock.twin.weights import unpack
 
 FORMAT = "routeblock.random_plans.v1"
 THREADS = (64, 128)  # thread_k, thread_n
+GRIDS = (246, 200, 528)  # CUDA blocks: the published launch, the full-K cell, the H200's automatic one
 Surfaces = Mapping[str, NDArray[Any]]
 
 

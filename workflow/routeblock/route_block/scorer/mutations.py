@@ -458,7 +458,10 @@ def _no_such_run(study: Study, name: str, replicates: int) -> _ImpossibleError:
     return _ImpossibleError(f"this study has no run {name}")
 
 
-def _try(study: Study, runs: Path, copy: Path, replicates: int, declared: Declared, *, linked: bool) -> dict[str, Any]:
+def _try(
+    study: Study, held: Mapping[str, Any], runs: Path, copy: Path, replicates: int, declared: Declared, *, linked: bool
+) -> dict[str, Any]:
+    """`held`: the evidence's read-backs, as `judge` takes them."""
     _copy_set(study, runs, copy, replicates, linked=linked)
     every = [run_name(*key) for key in expected_runs(study, replicates)]
     changed = every if declared.runs == ALL else list(declared.runs)
@@ -477,7 +480,6 @@ def _try(study: Study, runs: Path, copy: Path, replicates: int, declared: Declar
         where = "fixture" if isinstance(e, _NoRoomError) else _backend(study)
         may = None if isinstance(e, _FewerReplicatesError) or where in declared.untried else False
         return {**entry, "found": [], "elsewhere": [], "as_declared": may, "note": str(e)}
-    held = read_backs(study)
     changed_study = with_prediction(study, made.prediction) if made.prediction.is_file() else study
     findings = judge(changed_study, copy, replicates, held).findings
     found = sorted({str(f.reason) for f in findings})
@@ -528,7 +530,8 @@ def mutate(
     else:
         place = tempfile.TemporaryDirectory(dir=out.parent, prefix=".mutations.", suffix=TEMPORARY_SUFFIX)
     with place as folder:
-        results = [_try(study, runs, Path(folder) / d.name, replicates, d, linked=keep is None) for d in entries]
+        held = read_backs(study)
+        results = [_try(study, held, runs, Path(folder) / d.name, replicates, d, linked=keep is None) for d in entries]
     document = {
         "format": FORMAT,
         "fixture": study.fixture_digest,
