@@ -23,7 +23,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study report test fuzz mutants intervals growth reliability test-recovery test-report test-slurm test-vllm check-vllm-wheels lock bundle prediction diagnosis bench verify repair clean
+.PHONY: setup study report test fuzz mutants intervals growth test-recovery test-report test-slurm test-vllm check-vllm-wheels lock bundle prediction diagnosis bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -97,9 +97,6 @@ intervals: .venv/dev.stamp
 
 growth: .venv/dev.stamp
 	@$(RELIABILITY)/growth.py --out $(RESULTS)/growth.json
-
-reliability: .venv/dev.stamp
-	@$(RELIABILITY)/page.py
 
 # A small real study is traced, edited, killed at every stage, put on a full disk; a few minutes.
 test-recovery: .venv/dev.stamp
