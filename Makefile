@@ -79,7 +79,7 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 	@$(BIN)/pytest -n 2
 
 # What `make test` does for a moment, for long: hostile files for every reader, mutants of every record, how often an
-# interval holds the truth. Results are committed; `make reliability` writes docs/reliability.md from them.
+# interval holds the truth, how time and memory grow. Results go to fixtures/reliability.
 SEED ?= 20251201
 FUZZ_SECONDS ?= 600
 EACH ?= 110
