@@ -20,39 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from routeblock.cuda import operators as vllm_ops
 from routeblock.cuda.device import open_device, split_grid
 from routeblock.cuda.grid_probe import GridProbe, build
-from routeblock.diagnose.classes import block_classes, cut_of, tile_classes
-from routeblock.diagnose.layer import GEMMS, Layer
+from routeblock.diagnose.gpu_check import PLANS, SEED, SHAPES, Case, cases
 from routeblock.diagnose.routings import draw
 from routeblock.errors import InputError
 from routeblock.evidence.files import write_json
 from routeblock.moe.automatic_launch import derived_launch
 from routeblock.moe.devices import device as device_named
-from routeblock.moe.launches import Launch
 from routeblock.moe.marlin_launch import Gemm, Weights
 from routeblock.moe.partition import BLOCK_SIZES
-from routeblock.moe.routing import AlignedPlan, align, block_size_for
+from routeblock.moe.routing import AlignedPlan, align
 from routeblock.route_block.runs.cuda import PROBE, open_cuda_lane
-
-# (N, K, group, dtype, zero points, experts, tokens, top-k): none of them in moe/launches.py.
-SHAPES = (
-    (2816, 2048, 128, "float16", True, 60, 256, 4),
-    (2048, 1408, 64, "bfloat16", True, 60, 256, 4),
-    (1024, 2048, 128, "bfloat16", True, 64, 300, 8),
-    (4096, 1536, 32, "float16", False, 32, 64, 4),
-    (512, 4096, 128, "float16", True, 16, 16, 2),
-    (7168, 256, 128, "bfloat16", False, 32, 512, 8),
-)
-STUDY = Layer(2048, 768, 128, 8, Weights("float16", True, 128))
-STUDY_TOKENS = 21
-GRIDS = (246, 200, 528)
-SEED = 20251201
-# Slices of a tile wait for one another: all blocks of a grid must be resident, and every block size admits two an SM.
-LEAST_SMS = 108
 
 
 class Checker:
@@ -128,16 +109,12 @@ class Checker:
                      "seen": [list(x) for x in seen], "derived": derived.launch and list(derived.launch)}
                 )  # fmt: skip
 
-    def predictions(self, layer: Layer, tokens: int, launch: Launch, plans: int, rng: np.random.Generator) -> None:
+    def predictions(self, case: Case) -> None:
         """Random plans against the canonical one."""
         import torch
 
+        layer, launch, tokens = case.layer, case.launch, case.tokens
         experts, top_k, kind = layer.experts, layer.top_k, layer.weights
-        ids = draw(tokens, top_k, experts, int(rng.integers(2**32)))[0]
-        # Some experts are popular, so that blocks straddle.
-        popular = rng.random(tokens) < 0.6
-        ids[popular, 0] = np.where((ids[popular, 1:] == experts - 3).any(axis=1), ids[popular, 0], experts - 3)
-        block = block_size_for(tokens, top_k, experts)
         w13 = self.weights(*layer.gemm("w13", 1)[:2], kind, experts)
         w2 = self.weights(*layer.gemm("w2", 1)[:2], kind, experts)
         hidden = (torch.randn((tokens, layer.hidden), device="cuda") * 0.5).to(getattr(torch, kind.dtype))
@@ -157,45 +134,28 @@ class Checker:
             self.probe.answer(None)
             return [first.view(torch.int16), second.view(torch.int16)]
 
-        base = align(ids, experts, block)
-        tiles = [tile_classes(cut_of(layer, gemm, base.num_blocks, launch)) for gemm in GEMMS]
-        classes = [block_classes(tiles[0]), block_classes(np.concatenate(tiles, axis=1))]
+        base = case.base
         kept, home = surfaces(base), base.block_of()
         predicted, changed, outside = [0, 0], [0, 0], 0
-        for _ in range(plans):
-            plan = align(ids, experts, block, rng.permutation(ids.size))
-            away = plan.block_of()
-            for place, (one, two) in enumerate(zip(kept, surfaces(plan), strict=True)):
-                may: NDArray[np.bool_] = classes[place][home] != classes[place][away]
+        for plan in case.orders():
+            rows = case.predicted(home, plan.block_of())
+            for place, (one, two, may) in enumerate(zip(kept, surfaces(plan), rows, strict=True)):
                 did = (one != two).any(dim=1).cpu().numpy()
                 predicted[place] += int(may.sum())
                 changed[place] += int((did & may).sum())
                 outside += int((did & ~may).sum())
         shares = [f"{c} of {p}" for c, p in zip(changed, predicted, strict=True)]
-        what = f"{layer.document()} at {tokens} tokens, {tuple(launch)}, {plans} plans"
+        what = f"{layer.document()} at {tokens} tokens, {tuple(launch)}, {case.plans} plans"
         self.say(f"{what}: {outside} rows outside; changed of predicted: W13 {shares[0]}, W2 {shares[1]}", outside == 0)
         self.document["predictions"].append(
-            {"layer": layer.document(), "tokens": tokens, "launch": list(launch), "plans": plans, "outside": outside,
-             "predicted": predicted, "changed": changed}
+            {"layer": layer.document(), "tokens": tokens, "launch": list(launch), "plans": case.plans,
+             "outside": outside, "predicted": predicted, "changed": changed}
         )  # fmt: skip
-
-
-def drawn_layers(rng: np.random.Generator) -> list[tuple[Layer, int, Launch]]:
-    """Five shapes, batches and launches from a seed."""
-    found = []
-    while len(found) < 5:
-        layer = Layer(
-            128 * int(rng.integers(4, 33)), 128 * int(rng.integers(2, 13)), int(rng.choice([16, 32, 64, 128])),
-            int(rng.choice([2, 4, 8])),
-            Weights(str(rng.choice(["float16", "bfloat16"])), bool(rng.integers(2)), int(rng.choice([32, 64, 128]))),
-        )  # fmt: skip
-        found.append((layer, int(rng.integers(12, 400)), Launch(64, 128, int(rng.integers(40, 2 * LEAST_SMS)))))
-    return found
 
 
 def main() -> int:
     """Run every check; 0 when all hold, 1 when one does not, 2 when the machine cannot."""
-    out, plans = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 2000
+    out, plans = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else PLANS
     try:
         checker = Checker()
         version = sys.argv[3] if len(sys.argv) > 3 else vllm_ops.wheel_version(checker.lane.extension)
@@ -204,11 +164,8 @@ def main() -> int:
             return 2
         checker.document["vllm"] = version
         checker.launches(version)
-        rng = np.random.default_rng(SEED)
-        for grid in GRIDS:
-            checker.predictions(STUDY, STUDY_TOKENS, Launch(64, 128, grid), -(-plans // len(GRIDS)), rng)
-        for layer, tokens, launch in drawn_layers(rng):
-            checker.predictions(layer, tokens, launch, -(-plans // 5), rng)
+        for case in cases(plans):
+            checker.predictions(case)
     except InputError as e:
         print(e, file=sys.stderr)
         return 2

@@ -5,6 +5,7 @@
 SURVEYED_GPUS = by_path(CONFIG.survey.gpus)
 POPULATIONS = by_path(CONFIG.survey.populations)
 LAYER_OPTIONS = layer_options(CONFIG.survey)
+DIAGNOSIS_RECORD = multiext("fixtures/recorded/diagnosis/h200/", "diagnosis.json", "registers.json", "contents.json")
 
 
 rule predict:
@@ -45,6 +46,8 @@ rule predictions:
 
 
 rule launches:
+    input:
+        record=DIAGNOSIS_RECORD,
     output:
         tables=[
             f"results/tables/{name}.{end}" for name in ("launch_rule", "launches") for end in ("parquet", "csv", "md")
@@ -57,9 +60,29 @@ rule launches:
         out=lambda wildcards, output: str(Path(output.manifests[0]).parent),
         vllm=CONFIG.survey.vllm,
         layer=LAYER_OPTIONS,
+        record=lambda wildcards, input: str(Path(input.record[0]).parent),
         code=code("routeblock.diagnose.launch_tables"),
     shell:
-        "routeblock diagnose launches --vllm {params.vllm} {params.layer} --out {params.out:q} > {log:q} 2>&1"
+        "routeblock diagnose launches --vllm {params.vllm} {params.layer} --record {params.record:q}"
+        " --out {params.out:q} > {log:q} 2>&1"
+
+
+rule recorded_diagnosis:
+    """Launches, predictions and registers that were recorded on a GPU, derived and drawn again."""
+    input:
+        record=DIAGNOSIS_RECORD,
+    output:
+        tables=multiext("results/tables/prediction_check", ".parquet", ".csv", ".md"),
+        manifest="results/tables/prediction_check.manifest.json",
+    log:
+        "results/logs/tables/prediction_check.log",
+    localrule: True
+    params:
+        out=subpath(output.manifest, parent=True),
+        source=lambda wildcards, input: str(Path(input.record[0]).parent),
+        code=code("routeblock.diagnose.recorded"),
+    shell:
+        "routeblock diagnose recorded --source {params.source:q} --out {params.out:q} > {log:q} 2>&1"
 
 
 rule survey_point:

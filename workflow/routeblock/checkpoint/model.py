@@ -62,7 +62,10 @@ def read_json(folder: Folder, name: str) -> dict[str, Any]:
 
 
 def _refuse(folder: Folder, name: str, what: str, limit: str, way_out: str) -> InputError:
-    return InputError(what, where=str(folder.root / name), limit=limit, way_out=way_out)
+    # A config.json may be given under another name; a hub's cache has files elsewhere, and their names say nothing.
+    given = folder.files.get(name)
+    where = given if given is not None and given.parent == folder.root else folder.root / name
+    return InputError(what, where=str(where), limit=limit, way_out=way_out)
 
 
 class _Config:

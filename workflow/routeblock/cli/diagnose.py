@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from routeblock.cli.shared import (
+    CommittedRecord,
     Dtype,
     Experts,
     GpuName,
@@ -21,10 +22,14 @@ from routeblock.cli.shared import (
     TopK,
     Vllm,
     ZeroPoints,
+    finish,
 )
 
 app = typer.Typer(help="Tables and drawings of answers, for rules.")
 PopulationName = Annotated[str, typer.Option(help="uniform, zipf:EXPONENT, topics:TOPICS:EXPONENT or file.")]
+DiagnosisRecord = Annotated[
+    Path | None, typer.Option(help="A recorded check, such as fixtures/recorded/diagnosis/h200.")
+]
 RoutingFile = Annotated[Path | None, typer.Option("--routing", help="The file of population `file`.")]
 
 
@@ -51,12 +56,14 @@ def launches(
     dtype: Dtype = "float16",
     group_size: GroupSize = 128,
     zero_points: ZeroPoints = True,
+    record: DiagnosisRecord = None,
 ) -> None:
     """Tabulate the automatic launches on every GPU, and the rule beside every launch that was read off; exit 1 if it
-    misses one. Without --model the sizes are the study's layer's.
+    misses one. Without --model the sizes are the study's layer's. With --record its launches are rows too.
     """
     from routeblock.diagnose.launch_tables import Asked, write
     from routeblock.diagnose.layer import layer_from
+    from routeblock.diagnose.recorded import read
 
     given = {
         "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k, "dtype": dtype,
@@ -64,9 +71,20 @@ def launches(
     }  # fmt: skip
     quantisation = {name: given[name] for name in ("group_size", "zero_points")}
     layer = layer_from(model, given if model is None else quantisation)
-    if not write(Asked(layer, vllm), out):
+    if not write(Asked(layer, vllm, read(record) if record else None), out):
         print(f"{out}: the rule misses a launch; see launch_rule.md")
         raise typer.Exit(1)
+
+
+@app.command("recorded")
+def recorded(
+    source: CommittedRecord,
+    out: Annotated[Path, typer.Option(help="Folder for the table prediction_check and its manifest.")],
+) -> None:
+    """Check what was recorded on a GPU of launches, predictions and registers, and tabulate; exit 1 if one is wrong."""
+    from routeblock.diagnose.recorded import write
+
+    finish(write(source, out), "every launch is derived, no row changed that was not predicted, the registers agree")
 
 
 @app.command("survey-point")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from routeblock.diagnose.layer import GEMMS, Layer
+from routeblock.diagnose.recorded import FILES, Recorded
+from routeblock.evidence.archive import CONTENTS
 from routeblock.moe.automatic_launch import FoundLaunch, automatic_launch, derived_launch
 from routeblock.moe.devices import DEVICES
 from routeblock.moe.kernels import kernel_for
@@ -33,18 +35,19 @@ DEVICE_COLUMNS = (
 
 @dataclass(frozen=True)
 class Asked:
-    """The layer and release that the launches are of."""
+    """The layer and release that the launches are of; a recorded check whose launches the rule is held against too."""
 
     layer: Layer
     version: str
+    record: Recorded | None = None
 
 
-def rule_rows(_: Asked) -> list[Row]:
+def rule_rows(asked: Asked) -> list[Row]:
     """Does the selection's rule give every launch that was read off?
 
     Each launch that was recorded or published, with what the rule gives there.
     """
-    return list(_rule_rows())
+    return [*_rule_rows(), *(_recorded_rows(asked.record) if asked.record else ())]
 
 
 def _rule_rows() -> Iterator[Row]:
@@ -61,6 +64,17 @@ def _rule_rows() -> Iterator[Row]:
                 "routes": entry.routes, "seen": _text(entry.launch), "status": str(entry.status),
                 "source": entry.source, "derived": _text(derived.launch), "equal": derived.launch == entry.launch,
             }  # fmt: skip
+
+
+def _recorded_rows(record: Recorded) -> Iterator[Row]:
+    for one in record.launches():
+        yield {
+            "gpu": record.gpu, "vllm": record.vllm, "block_size": one.block_size, "dtype": one.weights.dtype,
+            "zero_points": one.weights.zero_points, "group_size": one.weights.group_size, "N": one.gemm.n,
+            "K": one.gemm.k, "routes": one.gemm.routes, "seen": "; ".join(map(_text, one.seen)),
+            "status": str(Source.RECORDED), "source": "recorded after the rule was written, shapes not used for it",
+            "derived": _text(one.derived.launch), "equal": one.seen == (one.derived.launch,),
+        }  # fmt: skip
 
 
 def device_rows(asked: Asked) -> list[Row]:
@@ -95,7 +109,7 @@ RULE = Table(
     RULE_COLUMNS,
     "The selection's rule against every launch that was read off",
     "`routes`: the fewest that the launch was seen with. `derived` on capability 9.0 takes registers as ptxas 13.0.88"
-    " allots them.",
+    " allots them; for 0.24.0 a driver was seen to allot the same.",
 )
 LAUNCHES = Table(
     "launches",
@@ -110,7 +124,8 @@ LAUNCHES = Table(
 def write(asked: Asked, out: Path) -> bool:
     """Write both tables to `out`, sealed; returns whether the rule gives every launch that was read off."""
     found = rule_rows(asked)
-    write_sealed(out, RULE, found, inputs=[])
+    inputs = [asked.record.source / name for name in (*FILES, CONTENTS)] if asked.record else []
+    write_sealed(out, RULE, found, inputs=inputs)
     note = f" vLLM {asked.version}, layer {asked.layer.document()}."
     write_sealed(out, LAUNCHES, device_rows(asked), inputs=[], note=note)
     return all(row["equal"] for row in found)
