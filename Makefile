@@ -23,7 +23,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 export PYTHONNOUSERSITE := 1
 export PYTHONUTF8 := 1
 
-.PHONY: setup study report test test-recovery test-report test-slurm test-vllm check-vllm-wheels lock bundle prediction diagnosis bench verify repair clean
+.PHONY: setup study report test fuzz mutants intervals growth test-recovery test-report test-slurm test-vllm check-vllm-wheels lock bundle prediction diagnosis bench verify repair clean
 
 setup: .venv/base.stamp
 
@@ -77,6 +77,26 @@ test: .venv/dev.stamp .venv-cuda12/stamp
 	@$(BIN)/snakefmt --check Snakefile workflow
 	@$(BIN)/python tests/workflow/lint.py
 	@$(BIN)/pytest -n 2
+
+# What `make test` does for a moment, for long: hostile files for every reader, mutants of every record, how often an
+# interval holds the truth, how time and memory grow. Results go to fixtures/reliability.
+SEED ?= 20251201
+FUZZ_SECONDS ?= 600
+EACH ?= 110
+RESULTS := fixtures/reliability
+RELIABILITY := PYTHONPATH=tests/route_block $(BIN)/python tests/reliability
+
+fuzz: .venv/dev.stamp
+	@$(RELIABILITY)/fuzz_readers.py --seconds $(FUZZ_SECONDS) --seed $(SEED) --out $(RESULTS)/fuzzed_readers.json
+
+mutants: .venv/dev.stamp
+	@$(RELIABILITY)/mutants.py --each $(EACH) --seed $(SEED) --out $(RESULTS)/mutants.json
+
+intervals: .venv/dev.stamp
+	@$(RELIABILITY)/intervals.py --trials 4000 --seed $(SEED) --out $(RESULTS)/intervals.json
+
+growth: .venv/dev.stamp
+	@$(RELIABILITY)/growth.py --out $(RESULTS)/growth.json
 
 # A small real study is traced, edited, killed at every stage, put on a full disk; a few minutes.
 test-recovery: .venv/dev.stamp

@@ -18,6 +18,7 @@ from routeblock.alignment_cost.batches import Batch
 from routeblock.alignment_cost.protocol import load
 from routeblock.alignment_cost.study import STUDY, pairs
 from routeblock.cli import main
+from routeblock.cuda.sanitizer import TOOLS
 from routeblock.errors import InputError
 from routeblock.timing import statistics, validation
 from routeblock.timing.check import findings
@@ -220,15 +221,36 @@ def test_the_commands_exit_as_they_should(
 
 def problem(folder: Path, protocol: Path, name: str, **changes: Any) -> list[str]:
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return list(map(str, findings(STUDY, STUDY.read(folder), load(protocol))))
+    before = path.read_text()
+    path.write_text(json.dumps(json.loads(before) | changes))
+    found = list(map(str, findings(STUDY, STUDY.read(folder), load(protocol))))
+    path.write_text(before)
+    return found
 
 
 def test_a_record_that_does_not_show_it_is_told(folder: Path, protocol: Path) -> None:
-    tools = [{"tool": "memcheck", "outcome": "found", "lines": ["x", "3 errors"]}]
+    lines = ["1 cases, 0 differences", "========= ERROR SUMMARY: 0 errors"]
+    clean = [{"tool": t, "outcome": "clean", "exit_code": 0, "lines": lines} for t in TOOLS]
+    tools = [{"tool": "memcheck", "outcome": "found", "exit_code": 86, "lines": ["x", "3 errors"]}, *clean[1:]]
     assert problem(folder, protocol, "sanitizer", tools=tools) == ["sanitizer.json: sanitizer: memcheck: 3 errors"]
-    absent = [{"tool": "memcheck", "outcome": "absent", "lines": ["compute-sanitizer is not on PATH"]}]
-    assert problem(folder, protocol, "sanitizer", tools=absent) == []
+    absent = {"outcome": "absent", "exit_code": None, "lines": ["compute-sanitizer is not on PATH"]}
+    assert problem(folder, protocol, "sanitizer", tools=[{"tool": t, **absent} for t in TOOLS]) == []
+    for wrong, said in (
+        ([*clean[1:]], "tools racecheck, synccheck, initcheck, where memcheck"),
+        ([{**clean[0], "outcome": "absent"}, *clean[1:]], "memcheck: absent does not follow from exit code 0"),
+        ([{**clean[0], "exit_code": 1}, *clean[1:]], "memcheck: clean does not follow from exit code 1"),
+        ([{**clean[0], "lines": lines[1:]}, *clean[1:]], "memcheck: clean does not follow"),
+        ([{**clean[0], "exit_code": None}, *clean[1:]], "memcheck: clean without an exit code"),
+    ):
+        assert problem(folder, protocol, "sanitizer", tools=wrong)[0].startswith(f"sanitizer.json: sanitizer: {said}")
+    different = {"1": {"calls": 9, "different": 1, "fingerprint": "0" * 64}}
+    assert problem(folder, protocol, "exactness", repeated=different) == [
+        "exactness.json: bits: 1 of 9 repeated calls at 1 tokens differ"
+    ]
+    fewer = {"routings": 3, "variants": {"tiles_512x4": 2}}
+    assert problem(folder, protocol, "exactness", random=fewer) == [
+        "exactness.json: bits: 3 random routings compared, by all variants 2"
+    ]
     assert problem(folder, protocol, "exactness", differs="random: x") == ["exactness.json: bits: random: x"]
     told = problem(folder, protocol, "run", extension={"sha256": "0" * 64, "vllm": None})
     assert "none of the protocol's builds" in told[0]

@@ -133,6 +133,7 @@ def test_a_damaged_file_is_refused_in_one_line(store: Path, damage: Any) -> None
 
 
 def test_a_file_that_unpacks_to_more_than_the_limit_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_store, "LIMIT_BYTES", 100)
+    monkeypatch.setattr(tensor_store, "FREE_BYTES", 100)
+    monkeypatch.setattr(tensor_store, "EXPANSION", 0)
     with pytest.raises(InputError, match="unpacks to more than 100 bytes"):
         read_store(store)

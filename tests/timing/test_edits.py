@@ -13,12 +13,13 @@ from routeblock.alignment_cost.edits import ROOM as ALIGNMENT
 from routeblock.evidence.digest import PACKAGE_ROOT
 from routeblock.grouped_schedule.edits import ROOM as GROUPED
 from routeblock.q6k_dispatch.edits import ROOM as DISPATCH
+from routeblock.serving.edits import ROOM as SERVING
 from routeblock.timing import edits, mutations
 from routeblock.timing.edits import Room
 from routeblock.timing.reasons import Reason
 
 DECLARED = Path(__file__).resolve().parents[2] / "fixtures/record_edits.json"
-ROOMS = {"alignment_cost": ALIGNMENT, "grouped_schedule": GROUPED, "q6k_dispatch": DISPATCH}
+ROOMS = {"alignment_cost": ALIGNMENT, "grouped_schedule": GROUPED, "q6k_dispatch": DISPATCH, "serving": SERVING}
 # Edits that leave no trace where a batch is judged alone, or of columns, clocks and fields that a study does not have.
 ABSENT = {
     "grouped_schedule": {
@@ -30,6 +31,17 @@ ABSENT = {
         *("statistics_margin", "statistics_floor"),
     },
     "alignment_cost": {"statistics_best"},
+    # Its record has no rejected repetition, and it has no targets, roles, kernels of ours or contests.
+    "serving": {
+        *("graph_late", "rejected_accepted", "rejected_deleted", "retry_deleted", "rejections_uncounted"),
+        *(
+            "host_clock_deleted",
+            "statistics_target",
+            "statistics_reached",
+            "statistics_best",
+            "statistics_floor_labels",
+        ),
+    },
 }
 
 

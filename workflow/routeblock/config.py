@@ -15,7 +15,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 
 
 class FixtureName(StrEnum):
@@ -54,6 +54,7 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
+LIMIT_BYTES = 100_000  # of config.yaml: the given one has 4,000, and PyYAML reads 50,000 in a second
 _Some = (Field(min_length=1), AfterValidator(_distinct))
 
 
@@ -221,10 +222,12 @@ class Config(_Section):
 def load(path: Path) -> Config:
     """Read and check a YAML file. Raises `InputError`: unreadable, no YAML, a key twice, or as `check` does."""
     try:
+        if path.stat().st_size > LIMIT_BYTES:
+            raise ValueError(f"more than {LIMIT_BYTES} bytes")
         settings = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except OSError as e:
         raise _refused(e.strerror or str(e), str(path), "a readable YAML file is needed", "name another file") from e
-    except (yaml.YAMLError, ValueError, RecursionError) as e:
+    except (yaml.YAMLError, *UNREADABLE) as e:
         problem = str(getattr(e, "problem", None) or e or "nested too deep")
         mark = getattr(e, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
@@ -240,7 +243,12 @@ def check(settings: Any, *, where: str = "config") -> Config:
         )
     try:
         # Through JSON: strict on types there, yet a string may name an enum's member and a list may fill a tuple.
-        config = Config.model_validate_json(json.dumps(settings, default=str))
+        text = json.dumps(settings, default=str)
+    except UNREADABLE as e:
+        way_out = "write plain keys, texts, numbers and lists"
+        raise _refused(f"not plain settings: {e}", where, "what JSON can say, too", way_out) from e
+    try:
+        config = Config.model_validate_json(text)
     except ValidationError as e:
         errors = e.errors(include_url=False)
         # A misspelt key is also a missing key: name the spelling.
@@ -292,7 +300,15 @@ def _refused(what: str, where: str, limit: str, way_out: str) -> InputError:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice, where PyYAML lets the last one win."""
+    """YAML that refuses a key given twice, where PyYAML lets the last one win, and aliases: a few lines of those can
+    stand for more than a machine holds.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "an alias (*name)", mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         mapping = super().construct_mapping(node, deep)

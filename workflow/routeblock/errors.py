@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+# What a file that is not as it should be can raise in the code that reads it, whatever the parser: every reader turns
+# all of these into one line. RecursionError: JSON nested deeper than Python's stack.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
 
 class InputError(ValueError):
     """An input, a setting or a machine that a command cannot work with.

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import matplotlib as mpl
-import pyarrow as pa
-import pyarrow.parquet as pq
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from routeblock.declared import Declared
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.manifest import SUFFIX, seal
+from routeblock.evidence.parquet import read_parquet, rows_of
 
 Row = dict[str, Any]
 
@@ -152,8 +151,9 @@ def save(figure: Figure, folder: Path, name: str, *, title: str) -> list[Path]:
 def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
     """The rows of a table that the workflow made. InputError if it cannot be read or lacks one of `columns`."""
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as e:
+        table = read_parquet(path)
+        rows = rows_of(table)
+    except UNREADABLE as e:
         raise InputError(
             f"not a readable table: {e}", where=str(path), limit="a .parquet of results/tables", way_out="make it again"
         ) from e
@@ -164,7 +164,6 @@ def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
             limit="a figure needs every column that it draws",
             way_out="make the table again",
         )
-    rows: list[Row] = table.to_pylist()
     return rows
 
 
@@ -172,7 +171,7 @@ def read_document(path: Path, form: str, keys: Sequence[str]) -> Row:
     """A JSON document of the format `form`. InputError if it is another, cannot be read, or lacks one of `keys`."""
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as e:
+    except UNREADABLE as e:
         raise InputError(f"not readable: {e}", where=str(path), limit="JSON", way_out="make it again") from e
     found = document.get("format") if isinstance(document, dict) else None
     missing = [] if found != form else [key for key in keys if key not in document]

@@ -17,11 +17,12 @@ from routeblock.route_block.paths import FIXTURE, IDENTITY, LANE, LANE_LOG, POIN
 from routeblock.route_block.runs.cuda import CudaLane
 from routeblock.route_block.targets import EVIDENCE, RECORDED_FIXTURE, StudyA, versions
 from routeblock.rule_code import checkpoint_arguments, prepare
+from routeblock.serving import targets as serving
 
 CONFIG = prepare(config, Path("results"), where=SETTINGS)
 STUDY_A = StudyA(CONFIG)
-TABLES = [*STUDY_A.tables(), *alignment.tables(), *grouped.tables(CONFIG), *fast_paths.tables()]
-FIGURES = [*STUDY_A.figures(), *alignment.figures(), *grouped.figures()]
+TABLES = [*STUDY_A.tables(), *alignment.tables(), *grouped.tables(CONFIG), *fast_paths.tables(), *serving.tables()]
+FIGURES = [*STUDY_A.figures(), *alignment.figures(), *grouped.figures(), *serving.figures()]
 
 FIXTURE_SPEC = f"{FIXTURE}/{SPEC}"
 FIXTURE_TENSORS = [f"{FIXTURE}/{name}" for name in TENSOR_FILES]

@@ -145,6 +145,14 @@ def documents_check(protocol: Protocol, record: Record) -> Iterator[Finding]:
         yield Finding("exactness.json", Reason.DEVICE, detail)
     if exactness["differs"]:
         yield Finding("exactness.json", Reason.BITS, exactness["differs"])
+    for tokens, told in exactness["repeated"].items():
+        if told["different"] != 0:
+            detail = f"{told['different']!r} of {told['calls']} repeated calls at {tokens} tokens differ"
+            yield Finding("exactness.json", Reason.BITS, detail)
+    compared, variants = exactness["random"]["routings"], sum(exactness["random"]["variants"].values())
+    if compared != variants:
+        detail = f"{compared} random routings compared, by all variants {variants}"
+        yield Finding("exactness.json", Reason.BITS, detail)
     for line in sanitizer.findings(record.documents["sanitizer"]):
         yield Finding("sanitizer.json", Reason.SANITIZER, line)
     sizes = {key_of(point): point.block_size for point in planned(protocol)}

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from routeblock import tables
 from routeblock.alignment_cost.protocol import Arm
@@ -16,10 +19,14 @@ from routeblock.errors import InputError
 from routeblock.tables import Column, Row, Share, Table, numbers
 from routeblock.timing import edits_table as edited
 from routeblock.timing import statistics
+from routeblock.timing.estimate import paired_change
+from routeblock.timing.protocol import Bootstrap
 from routeblock.timing.record import Record, usable
 from routeblock.timing.statistics import Comparison
 from routeblock.timing.validation import must_agree
 
+# Of a record without a protocol: seed and size are stated here.
+_HOST_BOOTSTRAP = Bootstrap(seed=20261201, resamples=2000, confidence=0.95)
 _GROUP = ("campaign", "experts", "top_k", "mode")
 _EXACT = ("random", "edges", "larger", "refused", "repeated")
 _SHAPE = ("campaign", "role", "experts", "top_k", "tokens", "block_size", "mode")
@@ -32,6 +39,7 @@ class Evidence:
     comparisons: Sequence[Comparison]
     found: Record
     edits: Sequence[Row] = ()
+    host: Sequence[Row] = ()
 
 
 def _ratio(change: float | None) -> float | None:
@@ -132,6 +140,25 @@ def mutations(given: Evidence) -> list[Row]:
     return edited.table(given.edits)
 
 
+def host(given: Evidence) -> list[Row]:
+    """What does the host pay to enqueue one alignment, since its launches are packed?
+
+    Host time of a call from Python, canonical over native: the operator on given buffers, and vLLM's wrapper with its
+    allocations; native against itself beside. **Recorded** on an H200 by `bench/host_enqueue.py`, after the record of
+    the cost; no protocol was committed for it, so it has no verdict.
+    """
+    rows = []
+    for measured in given.host:
+        times = {name: np.array(values) for name, values in measured["times_us"].items()}
+        row: Row = {"scope": measured["scope"], "tokens": measured["tokens"], "n": times["native"].size}
+        row |= {f"{name}_us": float(np.median(times[name])) for name in ("native", "canonical")}
+        for prefix, side in (("", "canonical"), ("floor_", "native_again")):
+            found = paired_change(times[side].tolist(), times["native"].tolist(), **_HOST_BOOTSTRAP.model_dump())
+            row |= {f"{prefix}ratio": 1 + found.change, f"{prefix}low": 1 + found.low, f"{prefix}high": 1 + found.high}
+        rows.append(row)
+    return rows
+
+
 def _check(check: str, cases: int | None, outcome: str, detail: str) -> Row:
     return {"check": check, "cases": cases, "outcome": outcome, "detail": detail}
 
@@ -180,6 +207,20 @@ TABLES = by_name(
         "batch-invariant mode of the packed GEMM, the rival cure.",
     ),
     Table(
+        "host_enqueue",
+        host,
+        (
+            Column("scope"),
+            *(Column(n, "count") for n in ("tokens", "n")),
+            *numbers(("native_us", "canonical_us"), ".2f"),
+            *numbers(("ratio", "low", "high", "floor_ratio", "floor_low", "floor_high"), ".3f"),
+        ),
+        "Host time to enqueue one alignment",
+        "Medians over n repetitions of 50 calls behind a kernel that keeps the GPU busy. ratio: canonical to native, "
+        "median of the repetitions' ratios with its bootstrap interval; floor: native against itself. E=128, k=8.",
+        share=Share(rows=28),
+    ),
+    Table(
         "alignment_mutations",
         mutations,
         edited.COLUMNS,
@@ -190,7 +231,13 @@ TABLES = by_name(
 
 
 def write(
-    name: str, out: Path, statistics_file: Path, folder: Path, validation: Path, mutations_file: Path | None = None
+    name: str,
+    out: Path,
+    statistics_file: Path,
+    folder: Path,
+    validation: Path,
+    mutations_file: Path | None = None,
+    host_file: Path | None = None,
 ) -> list[Path]:
     """Write the table `name` of `TABLES` to `out`, sealed by `{name}.manifest.json`.
 
@@ -199,8 +246,12 @@ def write(
     table = find(name, TABLES, "table")
     must_agree(validation)
     edits = edited.read(mutations_file) if mutations_file else []
-    given = Evidence(statistics.read(statistics_file), STUDY.read(folder), edits)
+    timed: list[Row] = []
+    if host_file:
+        with usable(host_file):
+            timed = json.loads(host_file.read_bytes())["rows"]
+    given = Evidence(statistics.read(statistics_file), STUDY.read(folder), edits, timed)
     with usable(folder):
         rows = table.rows(given)
-    inputs = [statistics_file, *([mutations_file] if mutations_file else []), validation]
+    inputs = [statistics_file, *(file for file in (mutations_file, host_file) if file), validation]
     return tables.write_sealed(out, table, rows, inputs=[*inputs, *(folder / f for f in STUDY.files)])

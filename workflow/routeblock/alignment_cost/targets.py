@@ -17,12 +17,13 @@ GIVEN = (
     Given("record", tuple(f"{RESULTS}/{name}" for name in FILES), folder=True),
     *(Given(name, (f"{RESULTS}/{name}/{name}.json",)) for name in ("statistics", "validation")),
 )
+HOST = Given("host", ("fixtures/recorded/host_enqueue/h200/host.json",))
 MUTATIONS = Given("mutations", (f"{RESULTS}/mutations/mutations.json",))
 
 
 def tables() -> list[Target]:
     """Every table."""
-    given = {"alignment_mutations": (*GIVEN, MUTATIONS)}
+    given = {"alignment_mutations": (*GIVEN, MUTATIONS), "host_enqueue": (*GIVEN, HOST)}
     return [Target(table, "alignment table", CATEGORY, given.get(name, GIVEN)) for name, table in TABLES.items()]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from routeblock.checkpoint.folder import Folder, open_folder
 from routeblock.checkpoint.model import CONFIG
 from routeblock.checkpoint.shards import read_header, read_index, shard_names
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import canonical_json, sha256_bytes, sha256_json
 from routeblock.evidence.files import atomic_file, write_json
 from routeblock.evidence.manifest import seal
@@ -210,7 +210,7 @@ def read_manifest(path: Path) -> tuple[bytes, Mapping[str, Entry]]:
         if value["format"] != FORMAT or canonical_json(value) != data:
             raise ValueError("not canonical")
         return data, {e["path"]: {"size": int(e["size"]), "sha256": str(e["sha256"])} for e in value["files"]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"not a manifest of a checkpoint: {e}",
             where=str(path),

@@ -12,11 +12,12 @@ from routeblock.checkpoint.families import FAMILIES, Family, Renormalise, Schedu
 from routeblock.checkpoint.folder import COMPARE, Folder, lfs_pointer
 from routeblock.checkpoint.names import expert_name, layer_name
 from routeblock.checkpoint.quantization import Quantization, read_quantization
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 
 CONFIG = "config.json"
 # Far above any model, and small enough that what is missing is listed at once.
 LAYERS_LIMIT = EXPERTS_LIMIT = 10_000
+ALL_EXPERTS_LIMIT = 100_000  # of all layers; the largest models have some 25,000
 SIZE_LIMIT = 1 << 20
 
 # One setting under the names that families and versions of transformers give it; transformers 5 maps some to others.
@@ -53,7 +54,7 @@ def read_json(folder: Folder, name: str) -> dict[str, Any]:
         raise pointer
     try:
         value = json.loads(data)
-    except (ValueError, RecursionError) as e:
+    except UNREADABLE as e:
         raise _refuse(folder, name, f"not JSON: {e}", "a JSON file is needed", COMPARE) from e
     if not isinstance(value, dict):
         raise _refuse(folder, name, "not a mapping", "a mapping of keys to values is needed", COMPARE)
@@ -154,6 +155,10 @@ def read_model(folder: Folder, tensors: Iterable[str] | None = None, quantizatio
     layers = _moe_layers(config, family, num_layers)
     if not layers:
         raise config.refuse("no layer has experts", "an MoE layer is needed", "choose another checkpoint")
+    if len(layers) * num_experts > ALL_EXPERTS_LIMIT:
+        raise config.refuse(
+            f"{len(layers)} layers of {num_experts} experts", f"at most {ALL_EXPERTS_LIMIT:,} experts in all layers"
+        )
     renormalise, source = _renormalise(config, family)
     modules = _expert_modules(tensors or ()) or [
         f"model.layers.{layer}.{family.block}.experts.{expert}.{projection}"

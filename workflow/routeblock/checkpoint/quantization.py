@@ -27,6 +27,10 @@ PATTERN = "re:"
 # towers, talkers and multi-token prediction heads have others.
 DECODER_PREFIX = re.compile(r"(?:(?:model|language_model|transformer|thinker)\.)*")
 _DECODER_LAYER = re.compile(rf"{DECODER_PREFIX.pattern}(?=layers\.)")
+# Python's patterns have no limit of time: a repeated group that repeats something itself, or many repeats in a row, can
+# take longer than anyone waits.
+_QUANTIFIER = re.compile(r"[^\\][*+{]|\\.[*+{]")
+PATTERN_LENGTH, PATTERN_QUANTIFIERS = 500, 5
 _STORED_TOGETHER = re.compile(r"\.experts\.(?P<expert>(?:\d+\.)?)(?P<name>gate_up_proj|(?<=experts\.)\w+)$")
 
 Refuse = Callable[..., InputError]
@@ -237,9 +241,13 @@ def _names(value: Any, key: str, refuse: Refuse) -> tuple[str, ...]:
 
 
 def _pattern(text: str, what: str, refuse: Refuse) -> None:
+    quantifiers = _QUANTIFIER.findall(text)
+    if len(text) > PATTERN_LENGTH or len(quantifiers) > PATTERN_QUANTIFIERS or any(q[0] == ")" for q in quantifiers):
+        limit = f"at most {PATTERN_LENGTH} characters, {PATTERN_QUANTIFIERS} of * + {{}}, none of a group"
+        raise refuse(f"{what[:120]} may take for ever to match", limit, "write it as several, or as names")
     try:
         re.compile(text)
-    except re.error as e:
+    except (re.error, RecursionError, OverflowError) as e:
         raise refuse(
             f"{what} is not a valid pattern: {e}", "a regular expression is needed", "check config.json"
         ) from e
@@ -397,10 +405,9 @@ def _no_online_transform(settings: Mapping[str, Any], modules: Sequence[str], re
         for part in scheme.get("apply") or () if isinstance(scheme, dict) else ():
             if not isinstance(part, dict) or part.get("location") not in _ONLINE:
                 continue
-            targets, ignored = (
-                Names(tuple([x] if isinstance(x, str) else x or ()), parts=False)
-                for x in (part.get("targets"), part.get("ignore"))
-            )
+            given = {key: part.get(key) for key in ("targets", "ignore")}
+            listed = {key: [x] if isinstance(x, str) else x for key, x in given.items()}
+            targets, ignored = (Names(_names(x, key, refuse), parts=False) for key, x in listed.items())
             reached = next((m for m in modules if targets.find(m) and not ignored.find(m)), None)
             if reached:
                 raise refuse(

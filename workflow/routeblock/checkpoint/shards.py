@@ -22,9 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routeblock.checkpoint.folder import COMPARE, LFS_POINTER, lfs_pointer
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 
 HEADER_LIMIT = 100_000_000  # bytes, the format's own limit
+# Beyond that it may be an eighth of its file: as objects it takes some 16 times its bytes, and data are read in place.
+SMALL_HEADER, HEADER_SHARE = 4_000_000, 8
 _NUMBERED = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -76,11 +78,14 @@ def read_header(path: Path, shard: str) -> dict[str, TensorRef]:
             raise refuse(f"truncated: {size} bytes", "the header does not fit", again)
         if length > HEADER_LIMIT:
             raise refuse(f"header of {length} bytes", f"safetensors allows {HEADER_LIMIT}")
+        if length > max(SMALL_HEADER, size // HEADER_SHARE):
+            limit = f"at most {SMALL_HEADER}, or an eighth of the file"
+            raise refuse(f"header of {length} bytes in a file of {size}", limit)
         f.seek(8)
         raw = f.read(length)
     try:
         header = json.loads(raw, object_pairs_hook=_without_repeats)
-    except (ValueError, RecursionError) as e:
+    except UNREADABLE as e:
         raise refuse(f"the header is not JSON: {e}", "a safetensors header is a JSON mapping") from e
     if not isinstance(header, dict):
         raise refuse("the header is not a mapping", "a safetensors header is a JSON mapping")
@@ -111,7 +116,7 @@ def _ref(shard: str, name: str, entry: Any, base: int, refuse: Any) -> TensorRef
         whole = [*shape, start, stop]
         if not all(isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in whole):
             raise ValueError("sizes and offsets are whole numbers from 0")
-    except (KeyError, TypeError, ValueError) as e:
+    except UNREADABLE as e:
         raise refuse(f"header entry of tensor {name} is malformed", "dtype, shape and data_offsets are needed") from e
     if not isinstance(dtype, str):
         raise refuse(f"tensor {name} has dtype {dtype}"[:200], "a dtype is a text")
@@ -215,7 +220,7 @@ def read_index(root: Path, files: Mapping[str, Path]) -> dict[str, str] | None:
         index = json.loads(data, object_pairs_hook=_without_repeats)
         weight_map = index["weight_map"]
         names = {str(k): str(v) for k, v in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except UNREADABLE as e:
         raise refuse(f"without a weight_map: {e!r}"[:200], "a safetensors index is needed") from e
     for tensor, shard in names.items():
         if "/" in shard or "\\" in shard or "\0" in shard or shard in {"", ".", ".."}:

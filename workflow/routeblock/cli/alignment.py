@@ -106,8 +106,9 @@ def alignment_table(
     statistics: StatisticsFile,
     validation: ValidationFile,
     mutations: MutationsFile = None,
+    host: Annotated[Path | None, typer.Option(help="What bench/host_enqueue.py wrote, for its table.")] = None,
 ) -> None:
     """Write one table of the alignment's cost as .parquet, .csv and .md."""
     from routeblock.alignment_cost import tables
 
-    tables.write(name, out, statistics, record, validation, mutations_file=mutations)
+    tables.write(name, out, statistics, record, validation, mutations_file=mutations, host_file=host)

@@ -78,5 +78,17 @@ def write(path: Path, module: str, arguments: Sequence[str]) -> None:
 
 
 def findings(told: Mapping[str, Any]) -> list[str]:
-    """What tools found, of a `sanitizer.json`, one line each. A refused or absent tool is no finding."""
-    return [f"{t['tool']}: {t['lines'][-1]}" for t in told["tools"] if t["outcome"] == Outcome.FOUND]
+    """What tools found, of a `sanitizer.json`, and what does not follow from their own lines, one line each. A refused
+    or absent tool is no finding.
+    """
+    tools = [t["tool"] for t in told["tools"]]
+    wrong = [] if tools == list(TOOLS) else [f"tools {', '.join(map(str, tools))}, where {', '.join(TOOLS)} belong"]
+    for t in told["tools"]:
+        code, lines = t["exit_code"], tuple(t["lines"])
+        if t["outcome"] == Outcome.FOUND:
+            wrong.append(f"{t['tool']}: {lines[-1]}")
+        elif code is None and t["outcome"] not in (Outcome.REFUSED, Outcome.ABSENT):
+            wrong.append(f"{t['tool']}: {t['outcome']} without an exit code")
+        elif code is not None and judge(t["tool"], code, "\n".join(lines)) != Report(**{**t, "lines": lines}):
+            wrong.append(f"{t['tool']}: {t['outcome']} does not follow from exit code {code} and its lines")
+    return wrong

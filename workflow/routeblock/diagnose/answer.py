@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.files import atomic_file, write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.moe.sources import Source
@@ -157,7 +157,7 @@ def load_answer(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes())
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise ValueError(f"not of format {FORMAT}")
-    except (OSError, ValueError, RecursionError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"not a readable answer: {e}",
             where=str(path),

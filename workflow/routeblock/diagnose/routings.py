@@ -7,6 +7,7 @@ A routing is what one call of the layer gets: expert ids int32 [tokens, top_k]. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
+from routeblock.evidence.parquet import read_parquet
 
 TENSOR = "topk_ids"
 GROUP_COLUMN = "routing"
+MAGIC = b"\x93NUMPY"
+HEADER_BYTES = 10_000  # NumPy's own limit
+HEADER = re.compile(
+    rb"\{'descr': '(?P<dtype>[<>|=][iu][1248])', 'fortran_order': (?P<fortran>True|False), "
+    rb"'shape': \((?P<shape>(?:\d{1,12}, ?)*\d{0,12})\), \}\s*"
+)
 _DRAWN_AT_ONCE = 1 << 24  # random numbers, 128 MiB
 
 
@@ -117,9 +125,27 @@ def counts(ids: NDArray[np.int32], experts: int) -> NDArray[np.int64]:
 
 def _npy(path: Path) -> list[NDArray[Any]]:
     try:
-        return [np.load(path, allow_pickle=False)]
-    except (ValueError, EOFError, OSError) as e:
+        return [_array(path)]
+    except UNREADABLE as e:
         raise _refuse(path, f"not readable: {e}", "a .npy file of integers is needed", "save it again") from e
+
+
+def _array(path: Path) -> NDArray[Any]:
+    """The array of a .npy file, in place: NumPy's own reader takes a header for Python and believes its shape."""
+    with path.open("rb") as f:
+        start = f.read(len(MAGIC) + 4)
+        width = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}.get(start[6:8])
+        if not start.startswith(MAGIC) or width is None:
+            raise ValueError("it does not begin as one")
+        first = len(MAGIC) + 2 + width
+        length = int.from_bytes(start[8:first], "little")
+        f.seek(first)
+        header = HEADER.fullmatch(f.read(min(length, HEADER_BYTES)))
+        if header is None:
+            raise ValueError(f"its header is not that of an array of integers: {start!r}"[:80])
+    shape = tuple(int(n) for n in header["shape"].decode().replace(" ", "").split(",") if n)
+    order: Any = "F" if header["fortran"] == b"True" else "C"
+    return np.memmap(path, np.dtype(header["dtype"].decode()), "r", first + length, shape, order)
 
 
 def _safetensors(path: Path) -> list[NDArray[Any]]:
@@ -137,19 +163,20 @@ def _safetensors(path: Path) -> list[NDArray[Any]]:
 
 def _parquet(path: Path) -> list[NDArray[Any]]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as e:
+        table = read_parquet(path)
+    except UNREADABLE as e:
         raise _refuse(path, f"not readable: {e}", "a parquet table is needed", "write it again") from e
-    slots = [name for name in table.column_names if name != GROUP_COLUMN]
-    if not slots or not all(pa.types.is_integer(table.schema.field(name).type) for name in slots):
-        raise _refuse(path, f"columns {', '.join(slots) or 'none'}", "one integer column a slot", "write the ids alone")
+    names = table.column_names
+    slots = [name for name in names if name != GROUP_COLUMN]
+    if len(set(names)) < len(names) or not slots or not all(pa.types.is_integer(f.type) for f in table.schema):
+        raise _refuse(path, f"columns {', '.join(names) or 'none'}", "one integer column a slot", "write the ids alone")
+    if empty := [name for name in names if table[name].null_count]:
+        what, limit = f"empty cells in column {empty[0]}", "every token has an expert in each slot"
+        raise _refuse(path, what, limit, "fill them")
     ids = np.stack([table[name].to_numpy() for name in slots], axis=1)
-    if ids.dtype.kind not in "iu":
-        raise _refuse(path, "empty cells", "every token has an expert in each slot", "fill them")
-    if GROUP_COLUMN not in table.column_names:
+    if GROUP_COLUMN not in names:
         return [ids]
     number = table[GROUP_COLUMN].to_numpy()
     order = np.argsort(number, kind="stable")

@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import canonical_json, sha256_file
 from routeblock.evidence.files import atomic_file
 
@@ -36,7 +36,7 @@ def listed(contents: Path) -> dict[str, str]:
     """SHA-256 by name of the files that a `contents.json` lists. Raises InputError if it is no such list."""
     try:
         return {name: str(entry["sha256"]) for name, entry in json.loads(contents.read_bytes()).items()}
-    except (OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"no list of contents: {e}",
             where=str(contents),

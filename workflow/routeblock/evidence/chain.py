@@ -22,10 +22,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import canonical_json, code_digest, sha256_bytes, sha256_file
 from routeblock.evidence.files import is_temporary, writable_folder
-from routeblock.evidence.manifest import SUFFIX, Entry, Manifest, absolute, seal
+from routeblock.evidence.manifest import SUFFIX, Entry, Manifest, absolute, parse, seal
 
 __all__ = ["Finding", "Kind", "Repaired", "repair", "seal", "verify"]
 
@@ -196,10 +196,10 @@ class _Walk:
             if not path.is_file():
                 raise ValueError("not a file")
             data = path.read_bytes()
-            manifest = Manifest.model_validate_json(data)
+            manifest = parse(data)
             if canonical_json(json.loads(data)) != data:
                 raise ValueError("not canonical JSON")
-        except (OSError, ValueError, RecursionError) as e:
+        except UNREADABLE as e:
             self.unplaced.append(self.finding(Kind.MALFORMED_MANIFEST, path, path, _first_line(e)))
             return None
         return _Sealed(path, len(data), sha256_bytes(data), manifest)

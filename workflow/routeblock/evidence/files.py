@@ -19,6 +19,10 @@ from routeblock.evidence.digest import canonical_json
 
 TEMPORARY_SUFFIX = ".routeblock-tmp"
 
+# A document of a fixed number of fields has a few thousand bytes. A model that refuses one may note every field that
+# is wrong, which takes some hundred times the document: so a document of this kind has a limit.
+DOCUMENT_BYTES = 512 << 10
+
 # These say that a disk cannot take more, whichever call met them and whether or not they name a file.
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 
@@ -67,7 +71,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     and if the disk or the parent folder does not take the new one.
     """
     path = _named(path)
-    if path.is_dir() and path.samefile(Path()):  # replaced, it would leave this process and its shell in no folder
+    if _is_here(path):  # replaced, it would leave this process and its shell in no folder
         raise InputError(
             "the command runs in this folder",
             where=str(path),
@@ -82,6 +86,14 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         _swap(tmp, path)
 
 
+def _is_here(path: Path) -> bool:
+    # One look, as below.
+    try:
+        return path.samefile(Path())
+    except OSError:
+        return False
+
+
 def _is_no_folder(path: Path) -> bool:
     # One look: between two, another process may have taken a folder away to put its own there.
     try:
@@ -94,6 +106,15 @@ def write_json(path: Path, value: Any) -> None:
     """Write the canonical JSON of `value`, as `atomic_file` does."""
     with atomic_file(path) as tmp:
         tmp.write_bytes(canonical_json(value))
+
+
+def small_document(path: Path) -> bytes:
+    """The bytes of a document of a fixed number of fields. Raises OSError, and ValueError beyond `DOCUMENT_BYTES`."""
+    with path.open("rb") as f:
+        data = f.read(DOCUMENT_BYTES + 1)
+    if len(data) > DOCUMENT_BYTES:
+        raise ValueError(f"more than {DOCUMENT_BYTES} bytes")
+    return data
 
 
 def writable_folder(path: Path) -> None:

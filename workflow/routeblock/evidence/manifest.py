@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from routeblock.errors import InputError
 from routeblock.evidence.digest import canonical_json, code_digest, sha256_file
-from routeblock.evidence.files import atomic_file
+from routeblock.evidence.files import DOCUMENT_BYTES, atomic_file
 
 FORMAT = "routeblock.manifest.v1"
 SUFFIX = ".manifest.json"
@@ -44,9 +45,24 @@ class Manifest(_Model):
     rule: str
     parameters: dict[str, Any]
     code: Sha256
-    modules: tuple[Module, ...] = ()
-    outputs: Annotated[tuple[Entry, ...], Field(min_length=1)]
-    inputs: tuple[Entry, ...]
+    modules: Annotated[tuple[Module, ...], FailFast()] = ()
+    outputs: Annotated[tuple[Entry, ...], Field(min_length=1), FailFast()]
+    inputs: Annotated[tuple[Entry, ...], FailFast()]
+
+
+def parse(data: bytes) -> Manifest:
+    """The manifest in the bytes of its file. Raises one of `errors.UNREADABLE` if it is none."""
+    # Of a long list or mapping a model would note every entry that is wrong, which takes some hundred times the file.
+    if len(data) > DOCUMENT_BYTES:
+        document = json.loads(data)
+        entries = (
+            [e for name in ("outputs", "inputs") for e in document.get(name, ())] if type(document) is dict else []
+        )
+        if not entries or len(document) > len(Manifest.model_fields):
+            raise ValueError("not the fields of a manifest")
+        if odd := next((e for e in entries if type(e) is not dict or e.keys() != Entry.model_fields.keys()), None):
+            raise ValueError(f"an entry {odd!a}"[:80])
+    return Manifest.model_validate_json(data)
 
 
 def seal(

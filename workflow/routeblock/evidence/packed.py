@@ -15,7 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import canonical_json, sha256_array, sha256_file
 from routeblock.evidence.files import atomic_file
 from routeblock.evidence.tensors import load_tensors, save_tensors
@@ -84,10 +84,14 @@ def read_lines(path: Path) -> list[Line]:
         for line in lines:
             if line.keys() != {"folder", "documents", "tensors", "sha256"}:
                 raise ValueError(f"keys {', '.join(sorted(line))}")
+            names = [line["folder"], *line["sha256"].values()]
+            names += [x for tensors in line["tensors"].values() for pair in tensors.items() for x in pair]
+            if not all(type(name) is str for name in names):
+                raise ValueError("folders, digests and tensors are texts")
             if line["sha256"].keys() != line["documents"].keys() | line["tensors"].keys():
                 raise ValueError(f"{line['folder']} lists other files than it holds")
         return lines
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as e:
+    except UNREADABLE as e:
         raise _refuse(str(path), f"not readable: {str(e)[:80]}", "lines of canonical JSON, one a folder") from e
 
 

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import canonical_json
+from routeblock.evidence.files import small_document
 
 FORMAT: Literal["routeblock.record.v1"] = "routeblock.record.v1"
 RECORD, TENSORS, TELEMETRY = "record.json", "tensors.safetensors", "telemetry.json"
@@ -132,8 +133,8 @@ def write_record(path: Path, record: Record) -> None:
 def read_record(path: Path) -> Record:
     """Read a record. Raises InputError if it is missing or malformed."""
     try:
-        return Record.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as e:
+        return Record.model_validate_json(small_document(path))
+    except UNREADABLE as e:
         why = e.errors(include_url=False)[0]["msg"] if isinstance(e, ValidationError) else str(e)
         raise InputError(
             f"not a readable record: {why}",

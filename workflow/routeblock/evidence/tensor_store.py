@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,16 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import canonical_json, sha256_array
 from routeblock.evidence.files import atomic_file
 
 FORMAT = "routeblock.tensor_store.v1"
 INDEX = "index"
 MOST_DIFFERING = 0.5  # of the elements: beyond it a tensor is kept whole
-LIMIT_BYTES = 1 << 30  # of what a store may unpack to
+# What a store may unpack to, and what its arrays may take: a fixed number of bytes and so many for each of the file's.
+FREE_BYTES, EXPANSION = 16 << 20, 8
+DICTIONARY_BYTES = 80 << 20  # of xz's memory; its preset 9, in which stores are written, takes 65 MiB
 
 
 def write_store(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
@@ -63,26 +66,33 @@ def read_store(path: Path) -> dict[str, NDArray[Any]]:
         return InputError(what, where=str(path), limit="a whole tensor store is needed", way_out="restore the file")
 
     try:
-        unpacker = lzma.LZMADecompressor()
-        data = unpacker.decompress(path.read_bytes(), LIMIT_BYTES)
+        packed = path.read_bytes()
+        most = FREE_BYTES + EXPANSION * len(packed)
+        unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=DICTIONARY_BYTES)
+        data = unpacker.decompress(packed, most)
         if not unpacker.eof:
-            raise refuse(f"unpacks to more than {LIMIT_BYTES} bytes, or ends early")
+            raise refuse(f"unpacks to more than {most} bytes, or ends early")
         entries = load(data)
         document = json.loads(entries[INDEX].tobytes())
         if document["format"] != FORMAT:
             raise refuse(f"format {document['format']}")
-        return dict(_rebuilt(document["tensors"], entries, refuse))
-    except (OSError, lzma.LZMAError, SafetensorError, ValueError, KeyError, TypeError) as e:
+        return dict(_rebuilt(document["tensors"], entries, refuse, most))
+    except (lzma.LZMAError, SafetensorError, *UNREADABLE) as e:
         if isinstance(e, InputError):
             raise
         raise refuse(f"not readable: {type(e).__name__} {str(e)[:80]}") from e
 
 
-def _rebuilt(index: Mapping[str, Any], entries: Mapping[str, Any], refuse: Any) -> Iterator[tuple[str, NDArray[Any]]]:
+def _rebuilt(
+    index: Mapping[str, Any], entries: Mapping[str, Any], refuse: Any, most: int
+) -> Iterator[tuple[str, NDArray[Any]]]:
     words: dict[str, NDArray[Any]] = {}
+    stated = sum(math.prod(entry["shape"]) * _dtype(entry["dtype"]).itemsize for entry in index.values())
+    if stated > most:
+        raise refuse(f"states arrays of {stated} bytes, beyond {most}")
     for digest, entry in sorted(index.items(), key=lambda item: item[1]["base"] is not None):
         dtype = _dtype(entry["dtype"])
-        size = int(np.prod(entry["shape"], dtype=np.int64))
+        size = math.prod(entry["shape"])
         if entry["base"] is None:
             words[digest] = _unplaned(entries[digest], dtype.itemsize)
         else:

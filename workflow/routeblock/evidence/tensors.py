@@ -23,7 +23,9 @@ def save_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
     them.
     """
     with atomic_file(path) as temporary:
-        save_file({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}, temporary)
+        # ascontiguousarray alone would give a single number an axis.
+        arrays = {name: np.ascontiguousarray(tensors[name]).reshape(tensors[name].shape) for name in sorted(tensors)}
+        save_file(arrays, temporary)
         temporary.chmod(0o644)  # the library makes it private
 
 

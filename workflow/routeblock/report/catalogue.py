@@ -16,6 +16,8 @@ from routeblock.route_block import gpu_tables as on_gpus
 from routeblock.route_block import tables as study_a
 from routeblock.route_block.figures import draw
 from routeblock.route_block.figures.draw import DocumentFigure
+from routeblock.serving import figures as serving_figures
+from routeblock.serving import tables as serving
 from routeblock.tables import Table
 
 
@@ -54,6 +56,14 @@ CHAPTERS = (
         "Times are ratios within one run, with the margins of a protocol that was committed before the recording.",
         tuple(cost_figures.FIGURES.values()),
         tuple(cost.TABLES.values()),
+    ),
+    Chapter(
+        "serving",
+        "In the engine: vLLM itself",
+        "The same prompts in the same batch, served again and again by vLLM, unpatched and with canonical alignment; a "
+        "model of random weights, so that completions diverge is a finding and how often is not.",
+        tuple(serving_figures.FIGURES.values()),
+        tuple(serving.TABLES.values()),
     ),
     Chapter(
         "study-b",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import sha256_bytes
 from routeblock.report.lineage import File, Lineage, Seal
 
@@ -160,7 +160,7 @@ def _document(lineage: Lineage, file: File) -> Document:
         told = json.loads(data)
         if sha256_bytes(data) != file.sha256 or not isinstance(told, dict):
             raise ValueError("it is not the document that was sealed")
-    except (OSError, ValueError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"not readable: {e}", where=str(path), limit="a document of the study", way_out="run make repair"
         ) from e

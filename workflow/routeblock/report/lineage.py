@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import sha256_bytes, sha256_file
-from routeblock.evidence.manifest import SUFFIX, Manifest, absolute
+from routeblock.evidence.manifest import SUFFIX, Manifest, absolute, parse
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,8 @@ def trace(results: Path, files: Iterable[Path], given: Iterable[Path] = ()) -> L
 def _read(path: Path) -> tuple[Manifest, int, str]:
     try:
         data = path.read_bytes()
-        return Manifest.model_validate_json(data), len(data), sha256_bytes(data)
-    except (OSError, ValidationError) as e:
+        return parse(data), len(data), sha256_bytes(data)
+    except UNREADABLE as e:
         raise InputError(
             "not a readable manifest",
             where=str(path),

@@ -79,6 +79,11 @@ NOT_CLAIMED: dict[str, tuple[Line, ...]] = {
             "The digest of the code is what the code that ran stated. Records and seals are held against the frozen "
             "one; the scorer does not read the code itself."
         ),
+        Line(
+            "Completions are those of a generated model with random weights. That they diverge is observed; how often, "
+            "and after how many tokens, is that model's."
+        ),
+        Line("Why a completion depends on the batch with canonical alignment on was not traced to a kernel."),
         Line("Launched one by one from Python, short kernels show the host. A host that launches faster shows less."),
     ),
 }

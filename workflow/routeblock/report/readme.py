@@ -109,9 +109,41 @@ def _sentences(read: Callable[[str], Rows]) -> str:
         f"native call at {sum(x > 1 for x in host)} of {len(host)} sizes: where the host is the limit, a price. "
         "Its launches were packed after that record (docs/alignment.md)."
     )
+    lines += _serving(read("serving"), read("serving_batch"), read("serving_layer"))
     lines.append(_fast_paths(read("peers"), read("batch_bits")))
     study_b = [*_few_slots(read("discovery")), *_counters(read("schedule_counters"), read("beyond_study"))]
     return "\n".join([*lines, "", _bands(read("confirmation"), read("beyond_study")), "", *study_b])
+
+
+def _serving(served: Rows, alone: Rows, layer: Rows) -> Iterator[str]:
+    """vLLM itself: what repeats, what does not, and what canonical order leaves."""
+    native, canonical = ([r for r in served if r["alignment"] == name] for name in ("native", "canonical"))
+    moving = [r for r in native if int(r["outputs"]) > 1]
+    sizes, every = ({int(r["batch"]) for r in rows} for rows in (moving, native))
+    others = [100 * float(r["other_tokens_mean"]) / int(r["batch"]) for r in moving]
+    shares = f"{min(others):.0f} to {max(others):.0f}%" if others else "none"
+    one = native[0]
+    yield (
+        "- vLLM 0.24.0 itself, serving (H200, a generated model of random weights, greedy; eager, and CUDA graphs; "
+        f"{one['repeats']} repeats of each batch in {one['processes']} processes). Unpatched, batches of "
+        f"{_listed(sizes)} do not repeat: {shares} of completions have other tokens, on average. Batches of "
+        f"{_listed(every - sizes)} repeat. With canonical alignment there are at most "
+        f"{max(int(r['outputs']) for r in canonical)} different outputs in each of {len(canonical)} conditions."
+    )
+    largest = max(alone, key=lambda r: int(r["batch"]))
+    yield (
+        f"- What that leaves, canonical alignment on: served alone, {largest['other_tokens']} of {largest['batch']} "
+        "completions have other tokens than in the batch."
+    )
+    orders = {r["arrivals"] for r in layer}
+    yield (
+        f"- The engine's first MoE layer under {len(orders)} injected orders of arrival, against the twin: "
+        f"{sum(int(r['elements']) for r in layer):,} elements, {sum(int(r['differ']) for r in layer)} differ."
+    )
+
+
+def _listed(sizes: set[int]) -> str:
+    return ", ".join(map(str, sorted(sizes))) or "no size"
 
 
 def _bands(confirmed: Rows, beyond: Rows) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
+from routeblock.evidence.parquet import kinds_of, read_parquet, rows_of
 from routeblock.report.catalogue import TABLES, WHOLE, formats, tone
 from routeblock.tables import Share, paths
 
@@ -69,9 +69,10 @@ def read(folder: Path, name: str) -> Table:
     """Read a table that `routeblock.tables.write` wrote. Raises InputError where it is missing or another file."""
     parquet, _, markdown = paths(folder, name)
     try:
-        found = pq.read_table(parquet)
+        found = read_parquet(parquet)
         text = markdown.read_text(encoding="utf-8")
-    except (OSError, pa.ArrowInvalid) as e:
+        kinds, rows = dict(kinds_of(found)), rows_of(found)
+    except UNREADABLE as e:
         raise InputError(
             f"not readable: {str(e).splitlines()[0]}",
             where=str(parquet if not isinstance(e, OSError) else e.filename or parquet),
@@ -80,9 +81,8 @@ def read(folder: Path, name: str) -> Table:
         ) from e
     title, _, body = text.partition("\n\n")
     notes = "" if body.rstrip().endswith("|") else body.rstrip().rpartition("\n\n")[2]
-    kinds = {field.name: field.type for field in found.schema}
     numeric = {n for n, t in kinds.items() if pa.types.is_integer(t) or pa.types.is_floating(t)}
-    return Table(name, title.removeprefix("# "), notes, tuple(kinds), frozenset(numeric), tuple(found.to_pylist()))
+    return Table(name, title.removeprefix("# "), notes, tuple(kinds), frozenset(numeric), tuple(rows))
 
 
 def shown(value: Any, form: str = "", column: str = "") -> Cell:

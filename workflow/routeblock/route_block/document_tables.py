@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from routeblock import tables
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.route_block.paths import Source
 
 Document = dict[str, Any]
@@ -62,7 +62,7 @@ def write(table: DocumentTable, sources: Sequence[Path], published: Path, out: P
 def _read(path: Path, format_: str) -> Document:
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as e:
+    except UNREADABLE as e:
         raise InputError(f"not readable: {e}", where=str(path), limit="JSON", way_out="make it again") from e
     if not isinstance(document, dict) or document.get("format") != format_:
         raise InputError("another document", where=str(path), limit=f"format {format_}", way_out="name the right file")

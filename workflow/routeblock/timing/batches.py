@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
+from routeblock.evidence.parquet import kinds_of, read_parquet, rows_of
 
 Batch = TypeVar("Batch")
 Row = dict[str, Any]
@@ -56,16 +57,17 @@ class BatchTable(Generic[Batch]):
     def read(self, path: Path) -> list[Batch]:
         """The batches of a file. Raises InputError if it is not such a table."""
         try:
-            table = pq.read_table(path)
-            if [(f.name, f.type) for f in table.schema] != [(f.name, f.type) for f in self.schema]:
+            table = read_parquet(path)
+            if kinds_of(table) != [(f.name, f.type) for f in self.schema]:
                 raise ValueError(f"columns {', '.join(table.schema.names)}")
             if empty := [name for name in table.column_names if table[name].null_count]:
                 raise ValueError(f"empty cells in column {empty[0]}")
-        except (OSError, ValueError) as e:
+            rows = rows_of(table)
+        except UNREADABLE as e:
             raise InputError(
                 f"no table of batches: {e}",
                 where=str(path),
                 limit=f"the columns are {', '.join(self.schema.names)}",
                 way_out=self.way_out,
             ) from e
-        return [self.kind(**row) for row in table.to_pylist()]
+        return [self.kind(**row) for row in rows]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.tables import Column
 from routeblock.timing.reasons import EDITS_FORMAT as FORMAT
 
@@ -20,7 +20,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")
         return list(document["mutations"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"no edits of a record: {e}",
             where=str(path),

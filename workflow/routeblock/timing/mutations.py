@@ -14,9 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import sha256_file
-from routeblock.evidence.files import write_json
+from routeblock.evidence.files import small_document, write_json
 from routeblock.evidence.manifest import seal
 from routeblock.timing import edits
 from routeblock.timing.check import check
@@ -75,7 +75,7 @@ class Entry:
 def read_declared(path: Path, study: str, room: Room) -> list[Entry]:
     """The edits declared for a study. Raises InputError if the file is malformed or declares an edit twice or not."""
     try:
-        declared = _File.model_validate_json(path.read_bytes()).edits
+        declared = _File.model_validate_json(small_document(path)).edits
         names = [d.name for d in declared if study in d.studies]
         general = {d.name for d in declared}
         unknown = {*names} - edits.known(room).keys()
@@ -83,7 +83,7 @@ def read_declared(path: Path, study: str, room: Room) -> list[Entry]:
             raise ValueError(f"not each known edit once: {', '.join(other)}")
         if len(names) != len({*names}) or not names:
             raise ValueError("not each known edit once: one is there twice, or the study has none")
-    except (OSError, ValueError) as e:
+    except UNREADABLE as e:
         raise InputError(
             fault(e),
             where=str(path),

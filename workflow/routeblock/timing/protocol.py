@@ -12,8 +12,9 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from routeblock.cuda.telemetry import CLOCK_EVENTS
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import sha256_json
+from routeblock.evidence.files import small_document
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=1)]
@@ -85,8 +86,8 @@ Protocol = TypeVar("Protocol", bound=Whole)
 def read(path: Path, kind: type[Protocol], name: str) -> Protocol:
     """Read the protocol of the study `name`. Raises InputError if it cannot be read or has unknown keys."""
     try:
-        return kind.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as e:
+        return kind.model_validate(json.loads(small_document(path)))
+    except UNREADABLE as e:
         what = f"not a protocol: {fault(e)}"
         raise refuse(what, path, "the fields of Protocol and no others are allowed", name) from e
 

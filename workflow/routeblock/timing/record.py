@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence import archive as archives
 from routeblock.evidence.files import atomic_file, write_json
 from routeblock.evidence.manifest import seal
@@ -101,7 +101,7 @@ def usable(path: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError, ZeroDivisionError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"lacks {e}" if isinstance(e, KeyError) else f"cannot be used: {e}",
             where=str(path),

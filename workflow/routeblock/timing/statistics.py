@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.files import atomic_file, write_json
 from routeblock.evidence.manifest import seal
 from routeblock.timing.batches import Row
@@ -242,7 +242,7 @@ def read(path: Path) -> list[Comparison]:
             )
             for row in document
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"no statistics: {e}",
             where=str(path),

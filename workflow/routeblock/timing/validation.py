@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
-
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import sha256_file
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import seal
+from routeblock.evidence.parquet import read_parquet, rows_of
 from routeblock.timing.batches import Row
 from routeblock.timing.check import INCOMPLETE, findings
 from routeblock.timing.plan import Key
@@ -76,7 +75,7 @@ def _named(key: Key) -> str:
 
 
 def _differing_ratios(path: Path, ours: list[Row]) -> list[Finding]:
-    theirs = pyarrow.parquet.read_table(path).to_pylist()
+    theirs = rows_of(read_parquet(path))
     if theirs == ours:
         return []
     pairs = (i for i, both in enumerate(zip(theirs, ours, strict=False)) if both[0] != both[1])
@@ -167,7 +166,7 @@ def must_agree(path: Path) -> None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         compared, found = int(document["comparisons"]), list(document["disagreements"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"no validation: {e}",
             where=str(path),

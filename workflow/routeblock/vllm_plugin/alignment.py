@@ -14,12 +14,15 @@ import inspect
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from routeblock.cuda.align import current_stream, dtype_name, moe_align_block_size, prepare
 from routeblock.cuda.align_variants import MAX_EXPERTS
 from routeblock.errors import InputError
 from routeblock.vllm_plugin.contract import NAME, Contract, contract, known_versions
+from routeblock.vllm_plugin.injection import VARIABLE as INJECTED
+from routeblock.vllm_plugin.injection import InjectedAlignment, arrivals
 
 VARIABLE = "ROUTEBLOCK_CANONICAL_ALIGNMENT"
 
@@ -158,8 +161,17 @@ def obstacle(module: Any, contract: Contract) -> str:
 
 def register() -> None:
     """Replace the alignment, or say once why not. vLLM calls it in each of its processes, perhaps more than once."""
-    if os.environ.get(VARIABLE) != "1":
+    word = os.environ.get(INJECTED)
+    if os.environ.get(VARIABLE) != "1" and word is None:
         return
+    made: Callable[[Align], Any] = CanonicalAlignment
+    if word is not None:  # an examination goes before the cure
+        try:
+            arrivals(word, 1)
+        except InputError as e:
+            _decline(str(e))
+            return
+        made = partial(InjectedAlignment, word=word)
     try:
         version = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -170,22 +182,23 @@ def register() -> None:
         _decline(f"vllm {version} is not a version that was read, {known_versions()}")
         return
     for kernel, name in known.modules:
-        _replace(kernel, name, known)
+        _replace(kernel, name, known, made)
 
 
-def _replace(kernel: str, name: str, known: Contract) -> None:
+def _replace(kernel: str, name: str, known: Contract, made: Callable[[Align], Any]) -> None:
     try:
         module: Any = importlib.import_module(name)
     except Exception as e:  # whatever vLLM's import raises on this machine, its own path must stay
         _decline(f"{name} does not import: {e}", kernel)
         return
-    if isinstance(getattr(module, NAME, None), CanonicalAlignment):
+    if isinstance(getattr(module, NAME, None), CanonicalAlignment | InjectedAlignment):
         return
     if reason := obstacle(module, known):
         _decline(reason, kernel)
         return
-    setattr(module, NAME, CanonicalAlignment(getattr(module, NAME)))
-    logger.info("routeblock: MoE alignment in canonical order (expert id, route id) for %s, in %s", kernel, name)
+    setattr(module, NAME, made(getattr(module, NAME)))
+    order = "canonical order (expert id, route id)" if made is CanonicalAlignment else "an injected order of arrival"
+    logger.info("routeblock: MoE alignment in %s for %s, in %s", order, kernel, name)
 
 
 def _decline(reason: str, kernel: str = "every kernel") -> None:

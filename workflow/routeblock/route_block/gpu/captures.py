@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from routeblock.cuda.gpu_lock import Turn
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import canonical_json, code_digest, sha256_json
 from routeblock.evidence.files import atomic_folder, write_json
 from routeblock.evidence.manifest import SUFFIX, seal
@@ -112,7 +112,7 @@ def _read(path: Path) -> dict[str, Any]:
         if document["format"] != CAPTURE_FORMAT:
             raise ValueError(f"format {document['format']}")
         return dict(document)
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"not a readable capture: {e}",
             where=str(path),

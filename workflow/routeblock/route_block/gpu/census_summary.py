@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import restored_list
@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
             if len({(found["fingerprint"], found["final"]) for found in document[order]}) != len(counts):
                 raise ValueError(f"{order} counts one outcome twice")
         return dict(document)
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"not a readable census: {e}",
             where=str(path),

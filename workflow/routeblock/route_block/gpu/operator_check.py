@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.archive import CONTENTS
 from routeblock.evidence.digest import sha256_array
 from routeblock.evidence.files import write_json
@@ -132,7 +132,7 @@ def check(source: Path) -> tuple[dict[str, Any], list[str]]:
         parts = document["parts"]
         told = {entry["name"]: entry for name, part in parts.items() if isinstance(part, list) for entry in part}
         rows = [*_launches(told), *_one_group(told), *_missing(parts), _expert_map(parts["expert_map"])]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+    except UNREADABLE as e:
         if isinstance(e, InputError):
             raise
         raise InputError(

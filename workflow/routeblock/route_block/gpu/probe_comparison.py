@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.files import write_json
 from routeblock.evidence.manifest import SUFFIX, seal
 from routeblock.evidence.record import restored_list
@@ -78,7 +78,7 @@ def _read(path: Path) -> dict[str, Any]:
         if document["format"] != SOURCE_FORMAT:
             raise ValueError(f"format {document['format']}")
         return dict(document)
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"not readable: {e}",
             where=str(path),

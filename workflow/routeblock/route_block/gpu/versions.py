@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.archive import listed
 from routeblock.evidence.digest import sha256_file
 from routeblock.evidence.files import write_json
@@ -101,7 +101,7 @@ def _read(path: Path) -> dict[str, Any]:
             if key not in document:
                 raise ValueError(f"no {key!r}: the check did not come to its end")
         return dict(document)
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except UNREADABLE as e:
         raise _refuse(path, f"not readable: {e}", f"JSON of {SOURCE_FORMAT}", "run tests/gpu/first_contact.py") from e
 
 

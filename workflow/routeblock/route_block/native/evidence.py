@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.archive import CONTENTS
 from routeblock.evidence.digest import sha256_array
 from routeblock.evidence.files import write_json
@@ -54,7 +54,7 @@ def disagreements(source: Path, fixture: LayerFixture, protocol: Protocol) -> li
         computed = _computed(fixture, plans, document["processes"][0]["launch"])
     except _FaultError as e:
         return [f"{source}: {e}"]
-    except (KeyError, TypeError, ValueError, IndexError) as e:
+    except UNREADABLE as e:
         raise _unusable(source, e) from e
     return [
         f"{source}: plan {name[:16]} gave another final output than the twin computes"
@@ -70,7 +70,7 @@ def read(source: Path) -> dict[str, Any]:
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}")
         return dict(document)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+    except UNREADABLE as e:
         raise _unusable(source, e) from e
 
 

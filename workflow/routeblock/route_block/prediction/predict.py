@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import canonical_json, sha256_bytes
 from routeblock.moe.launches import Launch
 from routeblock.moe.partition import Partition
@@ -247,7 +247,7 @@ def load_prediction(path: Path) -> tuple[dict[str, Any], str]:
         data = path.read_bytes()
         document = json.loads(data)
         canonical = canonical_json(document) == data
-    except (OSError, ValueError, RecursionError) as e:
+    except UNREADABLE as e:
         raise InputError(
             f"not a readable prediction: {e}",
             where=str(path),

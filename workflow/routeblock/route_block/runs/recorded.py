@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from routeblock.errors import InputError
+from routeblock.errors import UNREADABLE, InputError
 from routeblock.evidence.digest import canonical_json, sha256_file, sha256_json
 from routeblock.evidence.files import atomic_folder, is_temporary, write_json
 from routeblock.evidence.manifest import SUFFIX, seal
@@ -116,7 +116,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         document = json.loads(data)
         if document["format"] != FORMAT or canonical_json(document) != data:
             raise ValueError("not canonical JSON of this version")
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except UNREADABLE as e:
         raise _refuse(str(path), f"not readable evidence: {e}", f"format {FORMAT}", "restore the folder") from e
     return dict(document)
 
