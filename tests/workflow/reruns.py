@@ -99,7 +99,7 @@ STUDIES = {
                 },
             ),
             Case(
-                "anything of the survey, which has targets of its own",
+                "anything of the predictions and the survey, of which the survey is a target of its own",
                 {
                     "survey.layer.hidden": 4096,
                     "survey.layer.intermediate": 1536,

@@ -32,6 +32,7 @@ APART_FOR = {name: {LOCK} for name in ("prediction", "captured_prediction", "run
 # A module that is imported by name, so that it is in nobody's digest, and why that may be.
 BY_NAME = {
     "route_block/operating_point.py": "what a GPU is called has no part in the results of a CPU",
+    "serving/session.py": "vLLM's own module of its MoE path, in the process that serves; no rule does",
     "vllm_plugin/alignment.py": "vLLM's own modules, where vLLM loads the plug-in; no rule does",
     "workflow_run.py": "Snakemake itself, which no rule runs",
 }

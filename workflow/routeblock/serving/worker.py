@@ -9,7 +9,6 @@ of the GPU's memory, for the engine.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -191,8 +190,8 @@ def main() -> int:
         process = processes(protocol)[number]
         os.environ.update(ENVIRONMENT)
         began = time.perf_counter()
-        vllm = importlib.import_module("vllm")
-        importlib.import_module("vllm.entrypoints.llm")
+        import vllm.entrypoints.llm
+
         imported = time.perf_counter() - began
         turn = replace(Turn(), after=after, limit=WAIT_S).take()
     except InputError as e:
