@@ -18,7 +18,7 @@ def test_the_tables_come_from_the_proved_record(tmp_path: Path, monkeypatch: pyt
     root = tmp_path / "checkout"
     root.mkdir()
     made = Checkout.fresh(root)
-    for place in ("fixtures/protocols", targets.RECORDED):
+    for place in ("fixtures/protocols", targets.RECORDED, "fixtures/recorded/host_enqueue/h200"):
         shutil.copytree(ROOT / place, root / place)
     shutil.copy(ROOT / "fixtures/record_edits.json", root / "fixtures")
     jobs = made.would_run(monkeypatch, *(f"table_{name}" for name in targets.TABLES))
