@@ -48,6 +48,7 @@ UNTRACED = {
     "sanitizer": "a GPU",
     "record_alignment": "a GPU",
     "record_dispatch": "a GPU",
+    "record_serving": "a GPU",
     "window": "a GPU",
 }
 
