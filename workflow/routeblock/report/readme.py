@@ -122,13 +122,13 @@ def _serving(served: Rows, alone: Rows, layer: Rows) -> Iterator[str]:
     sizes, every = ({int(r["batch"]) for r in rows} for rows in (moving, native))
     others = [100 * float(r["other_tokens_mean"]) / int(r["batch"]) for r in moving]
     shares = f"{min(others):.0f} to {max(others):.0f}%" if others else "none"
-    one = native[0]
+    one, most = native[0], max(int(r["outputs"]) for r in canonical)
+    said = f"each of {len(canonical)} conditions gave " + ("one output" if most == 1 else f"up to {most} outputs")
     yield (
         "- vLLM 0.24.0 itself, serving (H200, a generated model of random weights, greedy; eager, and CUDA graphs; "
         f"{one['repeats']} repeats of each batch in {one['processes']} processes). Unpatched, batches of "
         f"{_listed(sizes)} do not repeat: {shares} of completions have other tokens, on average. Batches of "
-        f"{_listed(every - sizes)} repeat. With canonical alignment there are at most "
-        f"{max(int(r['outputs']) for r in canonical)} different outputs in each of {len(canonical)} conditions."
+        f"{_listed(every - sizes)} repeat. With canonical alignment {said}."
     )
     largest = max(alone, key=lambda r: int(r["batch"]))
     yield (
