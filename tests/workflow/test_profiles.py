@@ -52,6 +52,9 @@ def jobs(checkout: Checkout, *arguments: str) -> list[tuple[str, dict[str, str]]
     for block in re.split(r"\n(?=\[|(?:local)?rule |checkpoint )", re.sub(r"(?m)^ +", "", done.stdout)):
         if match := re.match(r"(?:local)?(?:rule|checkpoint) (\w+):", block):
             facts = dict(re.findall(r"(\w+)=([^,\n]+)", ", ".join(re.findall(r"(?:wildcards|resources): (.*)", block))))
+            # A wildcard may be called gpu as well: the one that counts is the resource.
+            asked = dict(re.findall(r"(\w+)=([^,\n]+)", ", ".join(re.findall(r"resources: (.*)", block))))
+            facts["gpu"] = asked.get("gpu", "0")
             facts["priority"] = next(iter(re.findall(r"priority: (-?\d+)", block)), "0")
             found.append((match[1], facts))
     assert len(found) > 20, done.stdout

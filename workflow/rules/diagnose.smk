@@ -8,8 +8,8 @@ LAYER_OPTIONS = layer_options(CONFIG.survey)
 DIAGNOSIS_RECORD = multiext("fixtures/recorded/diagnosis/h200/", "diagnosis.json", "registers.json", "contents.json")
 
 
+# The layer's geometry and the fixture's routing on one GPU.
 rule predict:
-    """The layer's geometry and the fixture's routing on one GPU."""
     input:
         routing=f"results/fixtures/{CONFIG.fixture.name}/{INPUTS}",
     output:
@@ -67,8 +67,8 @@ rule launches:
         " --out {params.out:q} > {log:q} 2>&1"
 
 
+# Launches, predictions and registers that were recorded on a GPU, derived and drawn again.
 rule recorded_diagnosis:
-    """Launches, predictions and registers that were recorded on a GPU, derived and drawn again."""
     input:
         record=DIAGNOSIS_RECORD,
     output:
