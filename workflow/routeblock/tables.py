@@ -98,12 +98,28 @@ def write(
 
 
 def write_sealed(
-    folder: Path, table: Table[Any], rows: Iterable[Mapping[str, Any]], *, inputs: Iterable[Path], note: str = ""
+    folder: Path,
+    table: Table[Any],
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    inputs: Iterable[Path],
+    note: str = "",
+    modules: Sequence[str] = (),
 ) -> list[Path]:
-    """Write a table of these rows, with `note` after its own notes, and seal it by `{name}.manifest.json`."""
+    """Write a table of these rows, with `note` after its own notes, and seal it by `{name}.manifest.json`.
+
+    modules: those beside the table's own whose `SOURCES` it is made from.
+    """
     files = write(folder, table.name, table.columns, rows, title=table.title, notes=table.notes + note)
     manifest = folder / f"{table.name}.manifest.json"
-    seal(manifest, rule=f"table_{table.name}", outputs=files, inputs=inputs, parameters={}, modules=[table.module])
+    seal(
+        manifest,
+        rule=f"table_{table.name}",
+        outputs=files,
+        inputs=inputs,
+        parameters={},
+        modules=[table.module, *modules],
+    )
     return files
 
 

@@ -61,7 +61,7 @@ rule launches:
         vllm=CONFIG.survey.vllm,
         layer=LAYER_OPTIONS,
         record=lambda wildcards, input: str(Path(input.record[0]).parent),
-        code=code("routeblock.diagnose.launch_tables"),
+        code=code("routeblock.diagnose.launch_tables", "routeblock.moe.marlin_launch"),
     shell:
         "routeblock diagnose launches --vllm {params.vllm} {params.layer} --record {params.record:q}"
         " --out {params.out:q} > {log:q} 2>&1"
@@ -80,7 +80,7 @@ rule recorded_diagnosis:
     params:
         out=subpath(output.manifest, parent=True),
         source=lambda wildcards, input: str(Path(input.record[0]).parent),
-        code=code("routeblock.diagnose.recorded"),
+        code=code("routeblock.diagnose.recorded", "routeblock.moe.marlin_launch"),
     shell:
         "routeblock diagnose recorded --source {params.source:q} --out {params.out:q} > {log:q} 2>&1"
 

@@ -21,6 +21,7 @@ from routeblock.tables import Column, Row, Table, write_sealed
 
 # The study's vLLM commit is no release; it lies beside this one, and the registers of sm_80 are the same around it.
 STUDY_RELEASE = "0.22.0"
+REGISTERS = "routeblock.moe.marlin_launch"  # whose table of registers launches are derived from
 _SHAPE = (Column("block_size", "count"), Column("dtype"), Column("zero_points", "flag"), Column("group_size", "count"))
 RULE_COLUMNS = (
     Column("gpu"), Column("vllm"), *_SHAPE, Column("N", "count"), Column("K", "count"), Column("routes", "count"),
@@ -125,9 +126,9 @@ def write(asked: Asked, out: Path) -> bool:
     """Write both tables to `out`, sealed; returns whether the rule gives every launch that was read off."""
     found = rule_rows(asked)
     inputs = [asked.record.source / name for name in (*FILES, CONTENTS)] if asked.record else []
-    write_sealed(out, RULE, found, inputs=inputs)
+    write_sealed(out, RULE, found, inputs=inputs, modules=[REGISTERS])
     note = f" vLLM {asked.version}, layer {asked.layer.document()}."
-    write_sealed(out, LAUNCHES, device_rows(asked), inputs=[], note=note)
+    write_sealed(out, LAUNCHES, device_rows(asked), inputs=[], note=note, modules=[REGISTERS])
     return all(row["equal"] for row in found)
 
 

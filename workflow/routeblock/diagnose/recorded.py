@@ -168,5 +168,7 @@ def write(source: Path, out: Path) -> list[str]:
     wrong = check(found)
     if not wrong:
         inputs = [source / name for name in (*FILES, CONTENTS)]
-        write_sealed(out, PREDICTION_CHECK, prediction_rows(found), inputs=inputs)
+        write_sealed(
+            out, PREDICTION_CHECK, prediction_rows(found), inputs=inputs, modules=["routeblock.moe.marlin_launch"]
+        )
     return wrong
